@@ -22,7 +22,7 @@ from flowgrpo.commands.scores import serve as serving
 from flowgrpo.commands.terminal import Commands, Format, out, print_json, print_line, say, table_lines
 from flowgrpo.data import configs
 from flowgrpo.errors import InputError, UploadFailed
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import RewardError
 from rewards.memory import is_out_of_memory
 

@@ -14,7 +14,7 @@ from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.imports.heavy import torch
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory, last_resort
 from flowgrpo.training.run.stop_reasons import DiskFull, RanOutOfMemory, Stopped, is_lost
 
 RESUME_AUTO = "run.resume=auto"  # resumes a begun run too, so a command that has it keeps it

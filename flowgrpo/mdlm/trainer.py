@@ -44,8 +44,7 @@ from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.assembly import build_loop
-from flowgrpo.training.distributed.assignment import assign_minibatches
-from flowgrpo.training.distributed.minibatches import Member
+from flowgrpo.training.distributed.assignment import Member, assign_minibatches
 from flowgrpo.training.fitting.batch_sizes import UPDATE, ProbeCalls
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.prompts.prompt_groups import Groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
 from flowgrpo.training.fitting.batch_sizes import BatchSizes
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.oom_retry import Retry, guard_calls
+from flowgrpo.training.out_of_memory_retry import Retry, guard_calls
 from flowgrpo.training.reports.samples import FRAME_RATE, SampleFolder
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run.background import Background

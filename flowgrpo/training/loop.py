@@ -18,7 +18,7 @@ import torch
 from flowgrpo.training import comparison, iteration_metrics
 from flowgrpo.training.checkpoints.run_checkpoints import RunCheckpoints
 from flowgrpo.training.fitting.batch_sizes import BatchSizes
-from flowgrpo.training.oom_retry import ModelCalls, name_sizes
+from flowgrpo.training.out_of_memory_retry import ModelCalls, name_sizes
 from flowgrpo.training.reports import learning_signal, tree_store
 from flowgrpo.training.run import stop_reasons
 from flowgrpo.training.run.background import Background

@@ -44,8 +44,8 @@ BELOW = {
         "training.advantages training.prompts training.weights training.reports training.scoring training.fitting"
     ),
     "flowgrpo.training.checkpoints": (
-        "rewards errors schema data training.model_files training.run training.distributed training.weights "
-        "training.reports training.state training.wing"
+        "rewards errors schema data training.run training.distributed training.weights training.reports "
+        "training.state training.wing"
     ),
     "flowgrpo.training.comparison": (
         "training.advantages training.reports training.scoring training.state training.wing"
@@ -53,22 +53,23 @@ BELOW = {
     "flowgrpo.training.iteration_metrics": (
         "training.weights training.reports training.scoring training.state training.wing"
     ),
-    "flowgrpo.training.oom_retry": (
+    "flowgrpo.training.out_of_memory_retry": (
         "rewards training.prompts training.run training.weights training.reports training.scoring "
         "training.state training.fitting training.wing"
     ),
+    "flowgrpo.training.lora": "errors schema data training.model_files training.weights training.checkpoints",
     "flowgrpo.training.workers": (
         "training.run training.distributed training.reports training.scoring training.state training.wing "
         "training.checkpoints"
     ),
     "flowgrpo.training.loop": (
         "training.run training.reports training.scoring training.state training.fitting training.wing "
-        "training.checkpoints training.comparison training.iteration_metrics training.oom_retry "
+        "training.checkpoints training.comparison training.iteration_metrics training.out_of_memory_retry "
         "training.workers"
     ),
     "flowgrpo.training.assembly": (
         "training.run training.reports training.state training.fitting training.wing training.checkpoints "
-        "training.oom_retry training.workers training.loop"
+        "training.out_of_memory_retry training.workers training.loop"
     ),
     "flowgrpo.flow": "",
     "flowgrpo.flow.pipeline.networks": "rewards errors",
@@ -94,14 +95,14 @@ BELOW = {
         "flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees flow.methods "
         "flow.pipeline.loading"
     ),
-    "flowgrpo.flow.model": (
-        "rewards errors schema data training.model_files training.weights training.planning "
-        "training.checkpoints flow.pipeline.networks flow.pipeline.loading flow.config"
-    ),
     "flowgrpo.flow.rollouts": (
         "samplers rewards errors data training.advantages training.prompts training.run training.distributed "
         "training.weights training.reports training.scoring training.state training.fitting "
         "flow.methods.credit flow.methods flow.pipeline flow.config"
+    ),
+    "flowgrpo.flow.model": (
+        "rewards errors schema data training.model_files training.weights training.planning training.lora "
+        "flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.offline": (
         "samplers rewards errors data training.advantages training.model_files training.prompts "
@@ -116,7 +117,7 @@ BELOW = {
         "samplers rewards errors schema data training.advantages training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.state training.fitting "
         "training.wing flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees "
-        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline "
+        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model flow.offline "
         "flow.updates"
     ),
     "flowgrpo.flow.trainer": (
@@ -128,19 +129,20 @@ BELOW = {
     "flowgrpo.flow.setup": (
         "rewards errors schema data training.run training.distributed training.weights training.reports "
         "training.scoring training.checkpoints training.loop flow.pipeline.networks flow.pipeline.inputs "
-        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning "
+        "flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model flow.offline flow.planning "
         "flow.trainer"
     ),
     "flowgrpo.flow.outputs": (
         "samplers rewards errors schema data training.run training.weights training.reports training.scoring "
-        "training.checkpoints flow.pipeline.networks flow.methods flow.pipeline.inputs flow.pipeline "
-        "flow.pipeline.loading flow.config flow.model flow.rollouts flow.offline flow.planning flow.setup"
+        "training.checkpoints training.lora flow.pipeline.networks flow.methods flow.pipeline.inputs "
+        "flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model flow.offline flow.planning "
+        "flow.setup"
     ),
     "flowgrpo.flow.diagnostics": (
         "samplers rewards errors data training.advantages training.run training.weights training.reports "
-        "training.scoring training.checkpoints flow.pipeline.networks flow.methods flow.pipeline.inputs "
-        "flow.pipeline flow.pipeline.loading flow.config flow.model flow.rollouts flow.planning flow.setup "
-        "flow.outputs"
+        "training.scoring training.checkpoints training.lora flow.pipeline.networks flow.methods "
+        "flow.pipeline.inputs flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model "
+        "flow.planning flow.setup flow.outputs"
     ),
     "flowgrpo.mdlm": "",
     "flowgrpo.mdlm.decoding": "",
@@ -175,8 +177,8 @@ BELOW = {
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
     "flowgrpo.mdlm.models": (
-        "rewards errors schema data training.model_files training.weights training.planning "
-        "training.checkpoints mdlm.decoding.network mdlm.config"
+        "rewards errors schema data training.model_files training.weights training.planning training.lora "
+        "mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (
         "rewards data training.advantages training.prompts training.run training.distributed training.weights "
@@ -209,8 +211,8 @@ BELOW = {
     ),
     "flowgrpo.mdlm.outputs": (
         "rewards errors schema data training.model_files training.weights training.reports "
-        "training.checkpoints mdlm.decoding.decode mdlm.methods.schedules mdlm.methods mdlm.policy "
-        "mdlm.config mdlm.models mdlm.setup"
+        "training.checkpoints training.lora mdlm.decoding.decode mdlm.methods.schedules mdlm.methods "
+        "mdlm.policy mdlm.config mdlm.models mdlm.setup"
     ),
     "flowgrpo.mdlm.doctor": (
         "samplers rewards data training.run training.weights training.reports training.scoring "
@@ -223,9 +225,9 @@ BELOW = {
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.fitting "
-        "training.checkpoints flow.pipeline flow.planning flow.setup flow.outputs flow.diagnostics "
-        "mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs mdlm.doctor config "
-        "commands.page_parts commands.report"
+        "training.checkpoints training.lora flow.pipeline flow.planning flow.setup flow.outputs "
+        "flow.diagnostics mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs "
+        "mdlm.doctor config commands.page_parts commands.report"
     ),
     "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.page_parts commands",
     "flowgrpo": "flow.pipeline flow.pipeline.loading commands",

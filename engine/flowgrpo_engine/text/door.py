@@ -16,7 +16,7 @@ from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.distributed.minibatches import Member
+from flowgrpo.training.distributed.assignment import Member
 from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.trained_weights import Weights
 from flowgrpo_engine import asking

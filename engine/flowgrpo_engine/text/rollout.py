@@ -14,7 +14,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.step_maps import rebuild_rollout
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.distributed.minibatches import Member
+from flowgrpo.training.distributed.assignment import Member
 from flowgrpo.training.run.phases import phase
 from flowgrpo_engine.asking import seed_of
 from flowgrpo_engine.service import KEY, EngineError, naming

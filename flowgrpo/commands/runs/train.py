@@ -27,15 +27,16 @@ from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.sections import RewardUse, RunConfig
-from flowgrpo.training.checkpoints import checkpoint, lora_files, resume
+from flowgrpo.training.checkpoints import checkpoint, resume
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.collectives import LONGEST
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.fitting import batch_sizes
+from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports import progress, report, trackers
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run import run_folder
-from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory, last_resort
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped

@@ -20,7 +20,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.sentences import checked
 from flowgrpo.training.reports.progress import open_display
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_files import check_inside, read_manifest
 from rewards import Reward, RewardError, load

@@ -15,7 +15,8 @@ from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.inputs import modality
 from flowgrpo.flow.pipeline.loading.load import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.training.checkpoints import checkpoint, lora_files
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.lora import lora_files
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring import scorer
 from rewards.compute import default_device

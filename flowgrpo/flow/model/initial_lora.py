@@ -21,9 +21,9 @@ from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import LoraPath
-from flowgrpo.training.checkpoints import lora_files, lora_layers
-from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile
-from flowgrpo.training.checkpoints.lora_layers import Index, Outline, Target
+from flowgrpo.training.lora import lora_files, lora_layers
+from flowgrpo.training.lora.lora_files import KEY, LoraFile
+from flowgrpo.training.lora.lora_layers import Index, Outline, Target
 from flowgrpo.training.model_files.hub_files import one_sentence
 from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices, check_agrees

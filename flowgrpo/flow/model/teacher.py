@@ -15,7 +15,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.networks.traits import TRAINED
-from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.lora import lora_files
 from flowgrpo.training.model_files.hub_files import one_sentence, variant_of
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.trained_weights import Weights

@@ -20,7 +20,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.model.layer_names import NAMES, Names
 from flowgrpo.flow.pipeline.loading.load import index_of
-from flowgrpo.training.checkpoints.lora_files import COMFYUI
+from flowgrpo.training.lora.lora_files import COMFYUI
 from flowgrpo.training.weights.lora_adapters import shift_key
 from flowgrpo.training.weights.trained_weights import AVERAGE, OTHER_POLICIES, Weights
 

@@ -25,7 +25,8 @@ from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.schema.lora import LoraPath
 from flowgrpo.schema.schedule import part_text
-from flowgrpo.training.checkpoints import checkpoint, lora_files
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown
 from flowgrpo.training.reports.samples import SAMPLING_RATE, save_sample

@@ -160,7 +160,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def halves_kept(a: Tensor, b: Tensor) -> float:
     """Return the share of indices in the better half of both tensors (B,), or in the worse half of both; NaN if B < 2.
 
-    If B is odd, the better half has one more. Ties at the middle are broken at random; the share is the mean over all orders.
+    If B is odd, the better half has one more. Ties at the middle are broken at random: the result is the expected share.
     """
     a, b = _better_half_chances(a), _better_half_chances(b)
     return float((a * b + (1 - a) * (1 - b)).mean()) if len(a) > 1 else torch.nan

@@ -9,9 +9,9 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.checkpoints import lora_files, lora_layers
-from flowgrpo.training.checkpoints.lora_files import KEY, LoraFile
-from flowgrpo.training.checkpoints.lora_layers import Index, Outline
+from flowgrpo.training.lora import lora_files, lora_layers
+from flowgrpo.training.lora.lora_files import KEY, LoraFile
+from flowgrpo.training.lora.lora_layers import Index, Outline
 from flowgrpo.training.weights.lora_adapters import Adapter, check_agrees
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from flowgrpo.mdlm.models.lora_targets import layers, write_adapter
 from flowgrpo.mdlm.models.released_names import is_released
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import policy_and_weights
-from flowgrpo.training.checkpoints import checkpoint, lora_files, lora_layers
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.lora import lora_files, lora_layers
 from flowgrpo.training.model_files.hub_files import without_progress_bars
 from flowgrpo.training.reports import markdown, model_card
 from flowgrpo.training.reports.model_card import SAMPLES, Exported, Shown

@@ -17,7 +17,7 @@ from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sentences import checked
-from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, Text
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards.base import nearest

@@ -17,8 +17,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, apply_actions
 from flowgrpo.mdlm.policy import Completions, TextPolicy
-from flowgrpo.training.distributed.assignment import Assignment
-from flowgrpo.training.distributed.minibatches import Member
+from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces

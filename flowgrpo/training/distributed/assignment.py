@@ -6,12 +6,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar
 
-from flowgrpo.schema.sections import RunConfig
+from flowgrpo.schema.sections import RunConfig, Train
 from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.data_shard import DataShard
-from flowgrpo.training.distributed.minibatches import Member
 from flowgrpo.training.prompts.prompt_groups import Groups
+
+T = TypeVar("T")
+Member = tuple[int, int]  # a sample or the root of a tree: its group, and its index there
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,9 @@ def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> lis
 
 
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
-    """Assign the roots of an iteration to data shards; see `minibatches.of_processes`."""
+    """Assign the roots of an iteration to data shards; see `assign_members`."""
     of_roots = assign_minibatches(config, groups, iteration)
-    hands = minibatches.of_processes(
-        config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators
-    )
+    hands = assign_members(config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators)
     return Assignment(hands, shard.index)
 
 
@@ -61,4 +63,38 @@ def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: Dat
         drafts = [[(group, start) for group in own for start in range(sizes[group])] for own in own_groups]
         return Assignment(drafts, shard.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
-    return Assignment(minibatches.evenly(every, shard.count), shard.index)
+    return Assignment(_evenly(every, shard.count), shard.index)
+
+
+def assign_members(
+    train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
+) -> list[list[Member]]:
+    """Return the sorted roots of each process, from the `parts` that `minibatches.of_roots` returned.
+
+    Processes get equal numbers of roots of each part, and few groups are divided among processes. If group sizes differ
+    (`prompts.pick.budget: knapsack`), the numbers may differ by one.
+    """
+    whole, apart = minibatches.whole_groups_setting(train, algorithm, generators), len(parts)
+    if train.split == "samples":
+        apart //= minibatches.count_together(train, algorithm.roots(train.group_size))
+    # Groups that were shuffled together become neighbours.
+    in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))
+    units: dict[int, list[list[Member]]] = defaultdict(list)  # part -> lists of roots that must stay on one process
+    for group in in_order:
+        members = [(group, index) for index in range(len(parts[group]))]
+        if whole:
+            units[parts[group][0] if train.split == "groups" else 0].append(members)
+            continue
+        for member in members:
+            units[parts[group][member[1]]].append([member])
+    hands: list[list[Member]] = [[] for _ in range(processes)]
+    for of_part in units.values():
+        for hand, own in zip(hands, _evenly(of_part, processes), strict=True):
+            hand += [member for members in own for member in members]
+    return [sorted(hand) for hand in hands]
+
+
+def _evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
+    """Cut a sequence into one consecutive slice for each process; their lengths differ by at most one."""
+    ends = [len(things) * process // processes for process in range(processes + 1)]
+    return [things[first:end] for first, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Minibatches: assignment of samples or edges to optimizer steps (`train.split`), and of samples to processes.
+"""Minibatches: assignment of samples or edges to optimizer steps (`train.split`).
 
 A part is the minibatch of one optimizer step. Parts do not depend on the number of processes.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.heavy import torch
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 else:
     noise = lazy("samplers.noise")
 
-T = TypeVar("T")
-Member = tuple[int, int]  # a sample or the root of a tree: its group, and its index there
 MOST_SAMPLES = 1 << 20  # in an iteration
 
 
@@ -57,7 +54,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"train.groups: {train.groups} groups of train.group_size = {train.group_size} samples are more than "
             f"{MOST_SAMPLES} in an iteration, take less"
         )
-    together, shards = _count_together(train, roots), processes // sharing
+    together, shards = count_together(train, roots), processes // sharing
     among = f"{processes} processes" if sharing == 1 else f"{processes} processes of which each {sharing} work together"
     least = 1 if whole else together * roots // train.updates  # of a part
     unit = together * (shards // math.gcd(shards, least))
@@ -76,7 +73,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
     raise InputError(f"train.groups: {what} do not divide {into}, take {choices}")
 
 
-def _count_together(train: Train, roots: int) -> int:
+def count_together(train: Train, roots: int) -> int:
     """Return the smallest number of groups whose roots divide into `train.updates` equal parts."""
     of_samples = train.updates // math.gcd(train.updates, roots)
     return {"groups": train.updates, "samples": of_samples, "edges": 1}[train.split]
@@ -95,7 +92,7 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     if train.split == "groups":
         return [[group * train.updates // len(sizes)] * size for group, size in enumerate(sizes)]
     parts = [[0] * size for size in sizes]
-    apart = len(sizes) // _count_together(train, roots)
+    apart = len(sizes) // count_together(train, roots)
     for first in range(apart):
         deck = [(group, index) for group in range(first, len(sizes), apart) for index in range(sizes[group])]
         order = noise.generator(seed, "parts", iteration, first).permutation(len(deck)).tolist()
@@ -103,40 +100,6 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
             group, index = deck[card]
             parts[group][index] = turn * train.updates // len(deck)
     return parts
-
-
-def of_processes(
-    train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
-) -> list[list[Member]]:
-    """Return the sorted roots of each process, from the `parts` that `of_roots` returned.
-
-    Processes get equal numbers of roots of each part, and few groups are divided among processes. If group sizes differ
-    (`prompts.pick.budget: knapsack`), the numbers may differ by one.
-    """
-    whole, apart = whole_groups_setting(train, algorithm, generators), len(parts)
-    if train.split == "samples":
-        apart //= _count_together(train, algorithm.roots(train.group_size))
-    # Groups that were shuffled together become neighbours.
-    in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))
-    units: dict[int, list[list[Member]]] = defaultdict(list)  # part -> lists of roots that must stay on one process
-    for group in in_order:
-        members = [(group, index) for index in range(len(parts[group]))]
-        if whole:
-            units[parts[group][0] if train.split == "groups" else 0].append(members)
-            continue
-        for member in members:
-            units[parts[group][member[1]]].append([member])
-    hands: list[list[Member]] = [[] for _ in range(processes)]
-    for of_part in units.values():
-        for hand, own in zip(hands, evenly(of_part, processes), strict=True):
-            hand += [member for members in own for member in members]
-    return [sorted(hand) for hand in hands]
-
-
-def evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:
-    """Cut a sequence into one consecutive slice for each process; their lengths differ by at most one."""
-    ends = [len(things) * process // processes for process in range(processes + 1)]
-    return [things[first:end] for first, end in pairwise(ends)]
 
 
 def of_edges(tree: Tree, keep: torch.Tensor, *, updates: int, seed: int, iteration: int) -> torch.Tensor:

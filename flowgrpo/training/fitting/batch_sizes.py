@@ -2,7 +2,7 @@
 
 They are probed before the first rollout of a new run and written to `batches.json` in its folder. A resumed run takes
 the sizes of its checkpoint's iteration; on another machine it tests whether they fit. If a call runs out of memory
-later, its size is halved (`training.oom_retry`).
+later, its size is halved (`training.out_of_memory_retry`).
 
 Batch sizes change samples by rounding only, since noise does not depend on them. A run with the found sizes written in
 its config has exactly the same numbers.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards.memory import is_out_of_memory
 
 clock = time.monotonic

@@ -13,7 +13,7 @@ import torch
 
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.schema.sections import RewardUse
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import Reward, RewardError
 from rewards import load as load_reward
 from rewards.base import NoAnswer, describe_error

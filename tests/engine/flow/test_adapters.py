@@ -6,7 +6,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.checkpoints import lora_files, lora_layers
+from flowgrpo.training.lora import lora_files, lora_layers
 from flowgrpo_engine.flow.adapters import Adapters
 from flowgrpo_engine.flow.client import Client
 from flowgrpo_engine.service import EngineError

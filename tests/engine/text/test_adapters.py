@@ -5,7 +5,7 @@ import torch
 
 from flowgrpo.mdlm.models.lora_targets import write_adapter
 from flowgrpo.schema.engine import Engine
-from flowgrpo.training.checkpoints import lora_files, lora_layers
+from flowgrpo.training.lora import lora_files, lora_layers
 from flowgrpo_engine.service import EngineError
 from flowgrpo_engine.text.adapters import Adapters
 from flowgrpo_engine.text.client import Client

@@ -16,7 +16,7 @@ from zoo import SPECIMENS
 from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.flow.planning import memory_budget
-from flowgrpo.training.checkpoints import lora_files
+from flowgrpo.training.lora import lora_files
 
 KL = ["algorithm.objective.kl={form: velocity, beta: 0.5}"]
 START = "model.lora={path: out}"

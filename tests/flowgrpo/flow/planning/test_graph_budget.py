@@ -12,7 +12,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.planning import graph_budget
 from flowgrpo.flow.planning.iteration_forecast import most_graphs, predict_cost
 from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from samplers.trees import Tree
 
 SAID = "CUDA out of memory. Tried to allocate 2.00 GiB."

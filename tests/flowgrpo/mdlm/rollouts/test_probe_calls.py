@@ -14,7 +14,7 @@ from flowgrpo.mdlm import doctor
 from flowgrpo.mdlm.planning import memory_budget, plan
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.fitting import batch_probing
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.schema.sections import Train
 from flowgrpo.training.distributed import minibatches
-from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.assignment import Assignment, assign_members
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move, Root, grow
 
@@ -46,7 +46,7 @@ def dealt_to(train, method, processes, iteration=3):
     """The part of each root, and what each process grows."""
     method_roots = method.roots(train.group_size)
     of_roots = minibatches.of_roots(train, method_roots, [method_roots] * train.groups, seed=0, iteration=iteration)
-    return of_roots, minibatches.of_processes(train, method, of_roots, processes)
+    return of_roots, assign_members(train, method, of_roots, processes)
 
 
 @pytest.mark.parametrize("whole", [None, "a rule"])
@@ -86,8 +86,8 @@ def test_one_group_lies_on_as_many_processes_as_it_has_samples():
 def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
     train, method = Train(groups=3, group_size=4, updates=1), Method(4)
     of_roots = minibatches.of_roots(train, 4, [2, 7, 3], seed=0, iteration=0)
-    assert [len(hand) for hand in minibatches.of_processes(train, method, of_roots, 4)] == [3, 3, 3, 3]
-    assert sorted(len(hand) for hand in minibatches.of_processes(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
+    assert [len(hand) for hand in assign_members(train, method, of_roots, 4)] == [3, 3, 3, 3]
+    assert sorted(len(hand) for hand in assign_members(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
 
 
 def test_parts_differ_between_iterations_and_seeds():

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from flowgrpo.errors import InputError
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.sections import Ema
-from flowgrpo.training.checkpoints import lora_files, lora_layers
-from flowgrpo.training.checkpoints.lora_layers import Index, Outline, names_in
+from flowgrpo.training.lora import lora_files, lora_layers
+from flowgrpo.training.lora.lora_layers import Index, Outline, names_in
 from flowgrpo.training.weights import lora_adapters
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices
 from flowgrpo.training.weights.trained_weights import Weights

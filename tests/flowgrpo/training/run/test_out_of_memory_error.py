@@ -18,7 +18,7 @@ from flowgrpo.commands import endings
 from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.memory_advice import SWITCHES, advice
-from flowgrpo.training.run.out_of_memory import OutOfMemory, last_resort
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory, last_resort
 from flowgrpo.training.run.stop_reasons import RanOutOfMemory
 
 CUDA = (

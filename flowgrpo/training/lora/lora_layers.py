@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.checkpoints.lora_files import KEY, SHIFT, LoraFile
+from flowgrpo.training.lora.lora_files import KEY, SHIFT, LoraFile
 from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.weights.lora_adapters import Adapter, Matrices, alpha_in
 

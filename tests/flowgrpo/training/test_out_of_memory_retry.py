@@ -22,7 +22,7 @@ from in_batches import (
 from pair import pair
 
 from flowgrpo.training.fitting import batch_probing
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import Reward
 
 

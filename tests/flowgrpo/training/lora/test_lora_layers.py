@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.checkpoints import lora_files
-from flowgrpo.training.checkpoints.lora_files import LoraFile
-from flowgrpo.training.checkpoints.lora_layers import (
+from flowgrpo.training.lora import lora_files
+from flowgrpo.training.lora.lora_files import LoraFile
+from flowgrpo.training.lora.lora_layers import (
     Index,
     Outline,
     Target,

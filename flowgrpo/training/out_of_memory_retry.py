@@ -21,7 +21,7 @@ from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.reports.tree_store import KeptTree
 from flowgrpo.training.run import phases
-from flowgrpo.training.run.out_of_memory import OutOfMemory
+from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from flowgrpo.training.run.random_states import random_state, set_random_state
 from flowgrpo.training.scoring.rollout_batch import Batch
 from flowgrpo.training.state import RunState

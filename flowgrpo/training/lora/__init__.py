@@ -1,0 +1,1 @@
+"""LoRA files: read, checked, and assigned to the layers of networks."""
