@@ -64,11 +64,6 @@ def _a_clean_desk():
     gc.freeze()
 
 
-def pytest_sessionfinish():
-    """Unfreeze, as an interpreter that ends does."""
-    gc.unfreeze()
-
-
 @pytest.fixture
 def cudnn_attention():
     """Let PyTorch take cuDNN's attention, as in a new process."""

@@ -48,7 +48,7 @@ def test_a_sound_run_gets_a_clean_bill(examined, preset, lora):
     assert ("decoder recorded" in checks["drift"]["value"]) == (preset == "cj_grpo")  # at temperature 1
 
 
-@pytest.mark.parametrize("name", ["digits", None])
+@pytest.mark.parametrize("name", [pytest.param("digits", marks=pytest.mark.zoo), None])
 def test_a_model_alone_gets_a_clean_bill(model, capsys, name):
     assert main(["doctor", name or str(model), "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -18,7 +18,7 @@ TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").rea
 # Whose ways through the checks others of the representative ones go, too: pictures, one row a call, a call for each branch
 # of guidance, one text encoder.
 ALIKE = ("FluxControlPipeline", "FluxPipeline", "LTXImageToVideoPipeline", "OmniGenPipeline", "QwenImagePipeline")
-ALIKE += ("SanaPipeline",)
+ALIKE += ("SanaPipeline", "HiDreamImagePipeline", "MochiPipeline", "StableAudio3Pipeline", "ZImagePipeline")
 CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
 
 

@@ -202,6 +202,7 @@ def test_shards_change_no_number_of_shared_calls_nor_does_a_resume(of_one, tmp_p
         assert all(torch.equal(first[key], second[key]) for key in first | second)
 
 
+@pytest.mark.zoo
 def test_shares_of_the_data_are_dealt_to_pairs_of_processes(of_one, tmp_path, tmp_path_factory):
     shutil.copytree(of_one, tmp_path, dirs_exist_ok=True)
     run, store = together(tmp_path, "four", SHARDED), tmp_path_factory.mktemp("four")
