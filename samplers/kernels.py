@@ -52,7 +52,8 @@ def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
 
     `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). If the data are a single point, the total noise
     after every step is exactly sigma_next. The noise of a step does not shrink with more steps, so samples do *not*
-    converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.400.
+    converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.352 in 10 steps
+    and 0.398 in 160.
     """
     angle = _float32(level) * (math.pi / 2)
     return _kept_coefficients(x, v, _float32(sigma), _float32(sigma_next), torch.sin(angle), torch.cos(angle))
@@ -63,7 +64,8 @@ def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple
 
     `level` in [0, 1] is DDIM's eta. Early steps have little new noise, late ones most. At sigma 1 the paper has none,
     and the step could not be trained; here `sigma_cap` replaces sigma, as in `flow_sde` (ours). As with `cps`, samples
-    do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.452.
+    do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.407 in 10
+    steps and 0.452 in 160.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     new = level * torch.sqrt(1 - torch.where(sigma > 0.999, sigma_cap, sigma))

@@ -340,7 +340,7 @@ def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> No
 
 
 def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
-    """Return the addresses of the edges' noise; siblings share noise at their parent's path, which no edge uses."""
+    """Return the edges' noise addresses; noise that siblings share is at their parent's path, unused by any edge."""
     move = edges.move
     families: list[Family] = []
     strength = move.sibling_strength if move.count > 1 else None

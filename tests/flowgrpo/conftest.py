@@ -17,6 +17,16 @@ def small_pictures(monkeypatch):
         )
 
 
+@pytest.fixture
+def counting_clock(monkeypatch):
+    """Probes of batch sizes measure each call as equally long."""
+    from in_batches import counting
+
+    from flowgrpo.training.fitting import batch_probing
+
+    monkeypatch.setattr(batch_probing, "clock", counting())
+
+
 @pytest.fixture(scope="session")
 def _tried():
     """Trials by what they read."""

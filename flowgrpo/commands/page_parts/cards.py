@@ -68,7 +68,7 @@ class Card:
         return None if len(rewards) < 2 or first is None or last is None else last - first
 
     def format_gain(self, sample: Shown, name: str | None = None) -> str:
-        """Format the difference between a sample's total, or one reward, and the first sample's."""
+        """Format how far a sample's total, or its reward `name`, is above the first sample's."""
         if name is None:
             return difference(self.samples[0].reward, sample.reward)
         return difference(self.samples[0].rewards.get(name), sample.rewards.get(name))

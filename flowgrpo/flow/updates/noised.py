@@ -120,7 +120,7 @@ def find_finite(tree: Tree) -> Tensor:
 
 
 def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
-    """Batch the draws of the trained samples into model calls, each at one sigma, sorted from noise to data.
+    """Batch the trained samples' noised copies (draws) into calls of one sigma each, from noise to data.
 
     `keep` (leaves,) is a mask of the trained samples. Noise levels are drawn at the iteration's `address`, for each
     sample, or for each group if its samples share noise. Raise InputError if the likelihood needs more steps than the

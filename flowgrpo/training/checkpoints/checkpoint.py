@@ -310,7 +310,7 @@ def _read_optimizer(checkpoint: Path, mmap: bool) -> dict[str, Any]:
 
 
 def _read_moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
-    """Read sharded moments, by parameter index and name; each is sharded like its parameter."""
+    """Read sharded moments by parameter index, then moment name; sharded like the parameter."""
     moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     if not shards.files(checkpoint):
         return moments

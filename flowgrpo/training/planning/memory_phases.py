@@ -113,7 +113,7 @@ class Budget(ABC):
         return detect_layout(self.config, self.of_node)
 
     def on_processes(self, processes: int, *, times: float = 1) -> Self:
-        """Return the budget on another number of processes, with `times` as many samples per iteration."""
+        """Return the budget on `processes` processes, for `times` times the samples per iteration."""
         return self.with_setting("run.processes", processes)
 
     def switches(self) -> list[tuple[str, Any]]:

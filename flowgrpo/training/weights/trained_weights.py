@@ -244,7 +244,7 @@ class Weights:
 
     @torch.no_grad()
     def put_reference(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Copy whole (unsharded) tensors, by the names of `named`, into the reference."""
+        """Copy whole (unsharded) tensors, keyed as in `named`, into the reference."""
         assert self._reference is not None
         for copied, name in zip(self._reference, self.named, strict=True):
             local(copied).copy_(local(shard_like(values[name], copied)))

@@ -24,7 +24,7 @@ OPTIONS = [
 
 # A plug-in that kills its process in a part of the second iteration, if nobody was killed before.
 DYING = """
-import os, signal
+import os, signal, time
 from pathlib import Path
 from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training.checkpoints import snapshot
@@ -51,6 +51,11 @@ if "DIES" in os.environ:
 def redness(images, prompts):
     if os.environ.get("IN") == "reward":
         die()
+    metrics = Path("runs/t/metrics.jsonl")
+    if os.environ.get("IN") == "waits" and metrics.exists() and '"step": 1,' in metrics.read_text():
+        while not Path("told").exists():
+            time.sleep(0.02)
+        time.sleep(1)  # until the launcher has passed the signal on
     return images[:, 0].mean((1, 2))
 """
 
@@ -127,9 +132,10 @@ def test_a_run_that_torchrun_starts_again_goes_on_from_its_checkpoint(run, whole
 
 @pytest.mark.zoo
 def test_a_sigterm_to_torchrun_finishes_the_step_and_writes_a_checkpoint(run, whole):
-    process = torchrun(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="120")
+    process = torchrun(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="120", IN="waits")
     wait_for(run / "checkpoints" / "step-000001", process)
     process.send_signal(signal.SIGTERM)
+    (run.parents[1] / "told").touch()
     _, said = process.communicate(timeout=300)
     assert "go on with: accelerate launch --multi_gpu --num_processes 2 -m flowgrpo train tiny.yaml" in said
     last = metrics(run)[-1]["step"]

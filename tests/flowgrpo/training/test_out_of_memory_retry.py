@@ -25,10 +25,7 @@ from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import Reward
 
-
-@pytest.fixture(autouse=True)
-def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(batch_probing, "clock", counting())
+pytestmark = pytest.mark.usefixtures("counting_clock")
 
 
 def begun(folder, net=None, **overrides):

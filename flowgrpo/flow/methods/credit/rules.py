@@ -305,9 +305,9 @@ def adjust_levels(
 ) -> list[float]:
     """Return the noise levels (T,) after one round of DenseGRPO's calibration (arXiv 2601.20218, Algorithm 1).
 
-    `positive` and `negative` (T,) count the gains above and below 0. If the two counts of a step differ by less than
-    `difference`, its level rises by its entry of `steps` (T,), otherwise it falls by it. A level is at least its entry
-    of `steps`, at most `highest`. A step without gains is deterministic and keeps its level.
+    `positive` and `negative` (T,) count the gains above and below 0. A step's level rises by its increment in `steps`
+    (T,) if its two counts differ by less than `difference`, and falls by it otherwise. A level stays between its
+    increment and `highest`. A step without gains is deterministic and keeps its level.
     """
     moved, even = positive + negative > 0, (positive - negative).abs() < difference
     return [

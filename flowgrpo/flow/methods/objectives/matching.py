@@ -47,7 +47,7 @@ class Gradient(PolicyGradient):
 
 
 class Proximal(PolicyGradient):
-    """The policy gradient with the divergence from the anchor in the advantage: gradient -ratio (A - ell) grad L.
+    """Policy gradient; ell, the log ratio to the anchor, is taken off the advantage: -ratio (A - ell) grad L.
 
     It is PEPG of arXiv 2602.04663. PAR of the same paper has the same gradient, because the released code detaches its
     ratio. The gradient is 0 where ell = A.

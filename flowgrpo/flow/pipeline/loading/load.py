@@ -292,12 +292,12 @@ def load_policy(
     waits = encode is not None and options.get("text_encoders", "keep") != "keep"
     can_wait = (waits or on_host) and loads_later(path)
     later = weightless_networks.classes(index_of(path)) if waits and can_wait else {}
-    hollow: dict[str, Any] = {}
+    weightless: dict[str, Any] = {}
     if later:
         stored = torch.float32 if options.get("autocast") else DTYPES[dtype]  # dtype of the weights in sampling
         with one_sentence(path):
-            hollow = weightless_networks.networks(later, place_of(path), stored, device)
-    pipe = load_pipeline(path, DTYPES[dtype], hollow, variant=variant)
+            weightless = weightless_networks.networks(later, place_of(path), stored, device)
+    pipe = load_pipeline(path, DTYPES[dtype], weightless, variant=variant)
     if later:
         pipe.to(device)
     else:

@@ -1,6 +1,6 @@
-"""Hollow networks: placeholders with which a pipeline encodes its prompts before its real networks are loaded.
+"""Weightless networks, with which a pipeline encodes its prompts before its real networks are loaded.
 
-A hollow network has the class, config, dtype and device that a pipeline reads before its loop. Its weights are on the
+A weightless network has the class, config, dtype and device that a pipeline reads before its loop. Its weights are on the
 meta device, so it cannot compute.
 """
 
@@ -20,7 +20,7 @@ from flowgrpo.flow.pipeline.networks.traits import is_network
 from flowgrpo.training.model_files.hub_files import variant_of
 
 
-class _Hollow:
+class _Weightless:
     """A mixin before a network's class, which reports the pipeline's device and ignores moves."""
 
     pretended_device: torch.device
@@ -30,7 +30,7 @@ class _Hollow:
         """Return the device that the pipeline computes on."""
         return self.pretended_device
 
-    def _apply(self, *_: Any, **__: Any) -> _Hollow:
+    def _apply(self, *_: Any, **__: Any) -> _Weightless:
         return self
 
 
@@ -49,7 +49,7 @@ def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
 def networks(
     kinds: Mapping[str, type[diffusers.ModelMixin]], source: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, diffusers.ModelMixin]:
-    """Build hollow networks from the configs of `source`; they report `dtype` and `device`. `kinds` is from `classes`."""
+    """Build networks of `kinds` (from `classes`) by the configs of `source`; they report `dtype` and `device`."""
     return {name: _network(kind, source, name, dtype=dtype, device=device) for name, kind in kinds.items()}
 
 
@@ -75,7 +75,7 @@ def _network(
         module.register_forward_pre_hook(refuse)
     real = type(network)
     names = {"__module__": real.__module__, "__qualname__": real.__qualname__}
-    network.__class__ = type(real.__name__, (_Hollow, real), names)
+    network.__class__ = type(real.__name__, (_Weightless, real), names)
     return network
 
 
@@ -87,7 +87,7 @@ def fill(
     *,
     variant: str | None = None,
 ) -> None:
-    """Load the weights of hollow networks into host memory, and replace them by the real networks."""
+    """Load the weights of weightless networks into host memory, and replace them by the real networks."""
     for name, kind in kinds.items():
         stored_as = variant_of(source, name, variant)
         setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=stored_as))

@@ -22,7 +22,7 @@ PROMPT, LOCKED, OPEN, END = range(4)  # states of a position; END is masked and 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A controller's view of B canvases of T columns."""
+    """A controller's view of B sequences of T tokens."""
 
     hidden: tuple[Tensor, ...]  # last hidden states (B, T, H), from the earlier to the later layer
     confidence: Tensor  # (B, T) probability of the proposal; 1 where there is a token

@@ -4,15 +4,15 @@ Every published estimator is a weighted set of views. A view hides some tokens, 
 the log-probability of some of them, l_i(view) below, is scored. One function per estimator builds the views of a batch.
 
  - L is the number of scored tokens of a row.
- - A token that is not scored is hidden in every view with random masks: behind an EOS it would show the model where the
-   answer ends. So the result is a likelihood of the scored tokens alone. A given token (`Answers.given`) is seen in all
+ - Views with random masks hide every token that is not scored: one behind an EOS would show the model where the answer
+   ends. So the result is a likelihood of the scored tokens alone. A given token (`Answers.given`) is seen in all
    views, like the prompt.
  - Masks are drawn at a row's address, for its own tokens: they do not depend on its batch, its padding or the process.
  - The ELBO is the mean, over k ~ U{1..L} and random sets of k tokens, of (L / k) times the sum of l_i over the set. It is
    also the mean, over all orders of the tokens, of the exact log-probability of decoding in that order.
  - A block-causal model predicts each block from its view and the finished earlier blocks (`Answers.block_size`). Its
    likelihood is a sum over blocks. Every estimator here estimates that sum, because a random set or order of the answer is
-   also a random set or order of each block. Views that follow an order score one step of every block at once.
+   also a random set or order of each block. A view of one step in an order scores that step in every block.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from in_batches import AUTO, SAID, counting
+from in_batches import AUTO, SAID
 from in_turn import after_first_step
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
@@ -16,10 +16,7 @@ from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 
-
-@pytest.fixture(autouse=True)
-def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(batch_probing, "clock", counting())
+pytestmark = pytest.mark.usefixtures("counting_clock")
 
 
 @pytest.fixture

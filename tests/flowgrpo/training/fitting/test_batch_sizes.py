@@ -12,7 +12,6 @@ from in_batches import (
     at,
     begun,
     beside_an_evaluator,
-    counting,
     equal,
     few,
     held,
@@ -26,10 +25,7 @@ from pair import pair
 from flowgrpo.errors import InputError
 from flowgrpo.training.fitting import batch_probing, batch_sizes
 
-
-@pytest.fixture(autouse=True)
-def a_clock_that_only_counts(monkeypatch):
-    monkeypatch.setattr(batch_probing, "clock", counting())
+pytestmark = pytest.mark.usefixtures("counting_clock")
 
 
 @pytest.fixture

@@ -48,10 +48,10 @@ LLAMA = transformers.LlamaConfig(
 def test_blocks_that_are_not_run_and_repeated_calls_are_counted():
     layer, launches = 2 * 8 * 16 * (4 * 16 + 3 * 48) + 2 * 2 * 8 * 8 * 16, set()
     for run_all in (True, False):
-        hollow = MetaNetworks()
+        networks = MetaNetworks()
         made = build_on_meta(lambda: transformers.LlamaModel(LLAMA), torch.float32)
-        hollow.empty(made, run_all=run_all)
-        with torch.no_grad(), hollow.phase() as live:
+        networks.empty(made, run_all=run_all)
+        with torch.no_grad(), networks.phase() as live:
             for calls in (1, 2):
                 made(inputs_embeds=torch.ones(1, 8, 16), use_cache=False)
                 assert live.operations == calls * 5 * layer

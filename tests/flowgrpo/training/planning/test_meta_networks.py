@@ -33,7 +33,7 @@ class Layers(nn.Module):
         return {"out": x, "seen": [x.mean()]}
 
 
-def hollow_of(network, networks):
+def empty_copy(network, networks):
     made = build_on_meta(network, torch.float32).requires_grad_(True)
     networks.empty(made)
     return made
@@ -75,9 +75,9 @@ def test_live_counts_what_is_allocated_and_freed():
     assert (live.now, live.peak) == (0, 2048)
 
 
-def test_a_hollow_network_allocates_what_a_real_one_does():
+def test_a_network_without_numbers_allocates_what_a_real_one_does():
     networks, live, x = MetaNetworks(), AllocationCounter(), torch.randn(8, 16, 64)
-    real, made = Layers(), hollow_of(Layers, networks)
+    real, made = Layers(), empty_copy(Layers, networks)
     for tensor in (*real.parameters(), *real.buffers()):
         live.ignore(tensor)
     with live:
@@ -92,7 +92,7 @@ def test_a_hollow_network_allocates_what_a_real_one_does():
 
 def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
     networks = MetaNetworks()
-    made, x = hollow_of(Layers, networks), torch.randn(2, 3, 64)
+    made, x = empty_copy(Layers, networks), torch.randn(2, 3, 64)
     out = made(x)
     assert type(out["out"]) is torch.Tensor
     assert torch.equal(out["out"], torch.zeros(2, 3, 64))
@@ -106,14 +106,14 @@ def test_outputs_are_real_zeros_of_the_same_shape_and_the_backward_runs_once():
 
 
 def test_real_masks_choose_as_many_rows_as_they_do():
-    made = hollow_of(Layers, MetaNetworks())
+    made = empty_copy(Layers, MetaNetworks())
     mask = torch.tensor([[True, False, True], [False, False, True]])
     assert made(torch.randn(2, 3, 64), mask)["out"].shape == (3, 64)
 
 
 def test_a_repeated_call_is_not_run_again_and_keeps_as_much():
     networks = MetaNetworks()
-    made, x = hollow_of(Layers, networks), torch.randn(4, 16, 64)
+    made, x = empty_copy(Layers, networks), torch.randn(4, 16, 64)
     calls = []
     made.layers[0].register_forward_hook(lambda *_: calls.append(1))
     with networks.phase() as live:
@@ -136,7 +136,7 @@ def test_a_number_that_does_not_exist_is_not_made_up():
             return x if float(x.sum()) > 1 else -x
 
     with pytest.raises(NotImplementedError, match="numbers that do not exist is read"):
-        hollow_of(Asks, MetaNetworks())(torch.randn(2, 3, 4))
+        empty_copy(Asks, MetaNetworks())(torch.randn(2, 3, 4))
 
 
 def test_built_networks_have_the_type_asked_for_and_no_numbers():

@@ -53,7 +53,7 @@ def test_prompts_encoded_without_the_networks_give_the_same_samples(name, tmp_pa
     assert {p.device.type for network in policy.modules.values() for p in network.parameters()} == {"cpu"}
 
 
-def test_a_hollow_network_is_what_a_pipeline_reads_of_it(tiny_model):
+def test_a_weightless_network_is_what_a_pipeline_reads_of_it(tiny_model):
     index, real = load.index_of(str(tiny_model)), load_policy(str(tiny_model), device="cpu").modules["transformer"]
     before = torch.random.get_rng_state()
     made = weightless_networks.networks(
