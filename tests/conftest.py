@@ -64,6 +64,11 @@ def _a_clean_desk():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """Unfreeze: with frozen objects, libraries print what they take for leaks as the interpreter ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def cudnn_attention():
     """Let PyTorch take cuDNN's attention, as in a new process."""

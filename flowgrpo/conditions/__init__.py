@@ -1,5 +1,5 @@
 """What model cards import to open a row's picture; see `flowgrpo.data.conditions`."""
 
-from flowgrpo.data.conditions import load_file
+from flowgrpo.data.conditions import load_file as loaded
 
-__all__ = ["load_file"]
+__all__ = ["loaded"]

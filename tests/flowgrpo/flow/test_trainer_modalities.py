@@ -6,6 +6,8 @@ import diffusers
 import pytest
 import torch
 import yaml
+from PIL import Image, ImageChops
+from read_card import blocks
 from zoo import SPECIMENS
 from zoo.base import picture
 
@@ -85,6 +87,19 @@ def test_a_trained_lora_gives_its_sample_in_a_stock_pipeline_bit_for_bit(config,
     after = fresh(prompt=specimen.prompts[0], generator=torch.Generator().manual_seed(5), **call)[0]
     assert torch.equal(after, trained)
     assert not torch.equal(after, before)
+
+
+@pytest.mark.usefixtures("small_pictures")
+def test_the_cards_code_opens_a_rows_picture(config, tmp_path, monkeypatch):
+    """Cards that exist import the function by its public name, which stays."""
+    train = {"iterations": 1, "groups": 1, "group_size": 2, "updates": 1, "micro_batch": 2}
+    assert main(["train", config("QwenImageEditPipeline", "jpeg_size", train=train)]) == 0
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    names = {}
+    exec(blocks((tmp_path / "out" / "README.md").read_text())["python"].replace('"."', '"out"'), names)
+    assert names["loaded"]("fox.png").size == picture(1).size
+    sample = Image.open("out/sample-0.png").convert("RGB")
+    assert max(high for _, high in ImageChops.difference(names["image"].convert("RGB"), sample).getextrema()) <= 1
 
 
 def test_a_missing_picture_is_one_sentence(config, tmp_path, capsys):
