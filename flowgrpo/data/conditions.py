@@ -57,8 +57,13 @@ def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str
             raise InputError(f"{key}: {error}") from error
 
 
-@lru_cache(maxsize=FILES_KEPT)
 def _read(name: str) -> Any:
+    return _decode(name, os.stat(name).st_mtime_ns if os.path.exists(name) else None)
+
+
+@lru_cache(maxsize=FILES_KEPT)
+def _decode(name: str, modified: int | None) -> Any:
+    """Decode a file; its time of change keeps the cache from giving what the file held before."""
     suffix = suffixes.suffix_of(name)
     if suffix in suffixes.SOUNDS:
         return _sound(name)

@@ -33,6 +33,18 @@ def test_a_picture_is_turned_as_its_camera_says(tmp_path):
     assert conditions.load_file(str(tmp_path / "turned.jpg")).size == (2, 4)
 
 
+def test_a_file_that_changes_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (4, 2)).save("a.png")
+    assert conditions.load_file("a.png").size == (4, 2)
+    Image.new("RGB", (6, 2)).save("a.png")
+    os.utime("a.png", ns=(0, 0))
+    assert conditions.load_file("a.png").size == (6, 2)
+    os.unlink("a.png")
+    with pytest.raises(InputError, match=r"there is no file a\.png"):
+        conditions.check([{"image": "a.png"}], {"image"}, "prompts.train")
+
+
 @pytest.mark.parametrize("name", ["a.tiff", "a.TIF", "a.jfif", "a.bmp"])
 def test_pictures_of_every_suffix_are_read(tmp_path, name):
     form = {"a.jfif": "JPEG", "a.bmp": "BMP"}.get(name, "TIFF")
