@@ -170,7 +170,7 @@ def make_pool(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple
 def train_flow(
     pipe: StableDiffusion3Pipeline, latents: torch.Tensor, texts: list[str], steps: int, wrong_captions: float, rng
 ) -> None:
-    """Train transformer and text encoders by flow matching, with logit-normal sigmas; then set their moving average.
+    """Train transformer and text encoders by flow matching, with logit-normal sigmas; at the end, load their moving average.
 
     Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than with AdamW.
     AdamW trains all other parameters.

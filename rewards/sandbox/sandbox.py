@@ -207,7 +207,7 @@ class _Process:
         self._end()
 
     def ask(self, kind: str, *sources: str) -> list[Any]:
-        """Return the reply to a question, see `rewards/jail/trial.py`; raise _Ended if none comes, Cheating for another."""
+        """Return the reply to a question, see `rewards/jail/trial.py`; raise _Ended if none comes, Cheating if it is malformed."""
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])
         try:

@@ -23,7 +23,7 @@ from flowgrpo.flow.diagnostics.spectrum import VarianceShare, plan_nested, spect
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.rollout import edge_noise, rollout, walk
-from flowgrpo.flow.rollouts.state_preview import Foretold, estimates_by_state, small
+from flowgrpo.flow.rollouts.state_preview import EstimateRecorder, estimates_by_state, small
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.tree_store import finite_or_none
@@ -258,7 +258,7 @@ def _redraw(
     policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> tuple[Look, Look, list[Step]]:
     """Return the sample, the sample without noise, and the noisy steps; redraws' noise addresses begin with `fresh`."""
-    foretold, start = Foretold(policy.velocity, [row]), policy.start([row])
+    foretold, start = EstimateRecorder(policy.velocity, [row]), policy.start([row])
     plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
     tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)
     leaves = scoring.looks([tuple(x[leaf] for x in tree.samples) for leaf in range(len(tree.leaves))], row)

@@ -18,7 +18,7 @@ from flowgrpo.flow.config import Algorithm, Config
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.draft_rollout import spearman
 from flowgrpo.flow.rollouts.rollout import Finished, Pair, score_leaves, walk
-from flowgrpo.flow.rollouts.state_preview import Foretold
+from flowgrpo.flow.rollouts.state_preview import EstimateRecorder
 from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.reward_combination import Combination
@@ -60,7 +60,7 @@ class Finishing:
         with self._copies.finishing():
             return self._policy.finish(state, sigmas, rows)
 
-    def over(self, watched: Foretold | None) -> Finish | None:
+    def over(self, watched: EstimateRecorder | None) -> Finish | None:
         """Return the finish to grow trees with, recorded by `watched` if given; None if finishes are not cheap."""
         if not self.cheap:
             return None
@@ -92,7 +92,7 @@ class Finishing:
         roots = [node.root for node in tree.nodes if node.parent is None and node.root.group == FIRST]
         before = policy.evaluations
         of_group = Assignment(
-            [[member for member in hand if member[0] == FIRST] for hand in assignment.hands], assignment.process
+            [[member for member in own if member[0] == FIRST] for own in assignment.by_process], assignment.process
         )
         if not roots:
             if FIRST in of_group.divided and any(reward.group_wise for reward in rewards):

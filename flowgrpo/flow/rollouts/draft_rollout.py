@@ -41,7 +41,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Foretold:
+class DraftScore:
     """One root's total reward in the draft, and the mean over its final samples."""
 
     group: int
@@ -118,10 +118,10 @@ def run_draft(
     return Chosen(starts, scores)
 
 
-def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[Foretold]:
+def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[DraftScore]:
     """Return for each root its draft reward and the mean reward of its samples; samples of twigs do not count.
 
-    `total` (leaves,) are total rewards of samples, `draft_rewards` those of the draft, (roots,) by group; NaN if lost.
+    `total` (leaves,) has the samples' rewards, `draft_rewards` a tensor (roots,) for each group. A lost reward is NaN.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):
@@ -130,11 +130,11 @@ def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Ten
     roots = []
     for (group, index), finals in by_root.items():
         final = mean(torch.tensor(finals, dtype=torch.float64))
-        roots.append(Foretold(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
+        roots.append(DraftScore(group, float(draft_rewards[group][index]), torch.nan if final is None else final))
     return roots
 
 
-def agreement(roots: Sequence[Foretold]) -> dict[str, float | None]:
+def agreement(roots: Sequence[DraftScore]) -> dict[str, float | None]:
     """Return metrics of how well the draft ranks each group's roots, averaged over groups; None without values.
 
     `draft/rank_agreement` is Spearman's correlation of draft and final rewards. `draft/halves_kept` is the share of roots

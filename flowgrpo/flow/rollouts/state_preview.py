@@ -30,7 +30,7 @@ BARS = 40  # number of bars in the picture of a sound
 GREY = (127, 127, 127, 255)  # RGBA of the bars, visible on light and dark pages
 
 
-class Foretold:
+class EstimateRecorder:
     """A velocity function that records the model's clean estimates for the given rows while trees grow.
 
     `by_call` has one dict for each call: row index in the call -> clean estimate on the CPU.
@@ -93,15 +93,15 @@ class StatePreviews:
     policy: Policy
     rewards: Sequence[Reward]
 
-    def watch(self, iteration: int, roots: Sequence[Root]) -> Foretold | None:
+    def watch(self, iteration: int, roots: Sequence[Root]) -> EstimateRecorder | None:
         """Return a recording velocity function for the trees of an iteration; None if none of its trees is kept."""
         settings = self.config.run.trees
         if settings is None or iteration < 0 or not settings.due(iteration, self.config.train.iterations):
             return None
-        return Foretold(self.policy.velocity, [root.row for root in roots if root.group < settings.prompts])
+        return EstimateRecorder(self.policy.velocity, [root.row for root in roots if root.group < settings.prompts])
 
     @torch.no_grad()
-    def of(self, tree: Tree, scores: Scores, foretold: Foretold | None, *, leads: bool = True) -> list[StatePreview]:
+    def of(self, tree: Tree, scores: Scores, foretold: EstimateRecorder | None, *, leads: bool = True) -> list[StatePreview]:
         """Return the previews of the kept trees, parents before children; [] without a recording.
 
         The process that `leads` the scoring also scores the estimates, unless a reward compares the samples of a group.
@@ -139,7 +139,7 @@ class StatePreviews:
         return previews
 
 
-def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePreview]:
+def _collect_states(tree: Tree, foretold: EstimateRecorder, groups: int) -> list[StatePreview]:
     """Return the states of the first groups, parents first, including those that a solver passed between two nodes."""
     estimates = estimates_by_state(tree, foretold)
     foretold.by_call.clear()
@@ -168,7 +168,7 @@ def _collect_states(tree: Tree, foretold: Foretold, groups: int) -> list[StatePr
     return previews
 
 
-def estimates_by_state(tree: Tree, foretold: Foretold) -> dict[tuple[int, int], State]:
+def estimates_by_state(tree: Tree, foretold: EstimateRecorder) -> dict[tuple[int, int], State]:
     """Return the clean estimates by (node, step of the schedule); the node of a solver's state is its chain's root."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}

@@ -22,20 +22,20 @@ Member = tuple[int, int]  # a sample or the root of a tree: its group, and its i
 class Assignment:
     """The samples that each process makes."""
 
-    hands: Sequence[Sequence[Member]]  # samples, or roots of trees; the processes of a data shard count as one
-    process: int  # index of this process in `hands`
+    by_process: Sequence[Sequence[Member]]  # samples, or roots of trees; the processes of a data shard count as one
+    process: int  # index of this process in `by_process`
 
     @property
     def own(self) -> Sequence[Member]:
         """This process's samples."""
-        return self.hands[self.process]
+        return self.by_process[self.process]
 
     @cached_property
     def divided(self) -> dict[int, list[int]]:
         """The groups that several processes share, in ascending order, each with the indices of these processes."""
         holders: dict[int, dict[int, None]] = defaultdict(dict)
-        for process, hand in enumerate(self.hands):
-            for group, _ in hand:
+        for process, members in enumerate(self.by_process):
+            for group, _ in members:
                 holders[group][process] = None
         return {group: list(processes) for group, processes in sorted(holders.items()) if len(processes) > 1}
 
@@ -49,8 +49,10 @@ def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> lis
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
     """Assign the roots of an iteration to data shards; see `assign_members`."""
     of_roots = assign_minibatches(config, groups, iteration)
-    hands = assign_members(config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators)
-    return Assignment(hands, shard.index)
+    by_process = assign_members(
+        config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators
+    )
+    return Assignment(by_process, shard.index)
 
 
 def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
@@ -58,8 +60,8 @@ def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: Dat
     draft = config.train.draft if config.kind == "flow" else None
     sizes = [0 if draft is None else draft.pool * roots for roots in groups.roots]
     if config.run.generators:
-        hands = assign_roots(config, groups, iteration=iteration, shard=shard).hands
-        own_groups = (dict.fromkeys(group for group, _ in hand) for hand in hands)
+        by_process = assign_roots(config, groups, iteration=iteration, shard=shard).by_process
+        own_groups = (dict.fromkeys(group for group, _ in members) for members in by_process)
         drafts = [[(group, start) for group in own for start in range(sizes[group])] for own in own_groups]
         return Assignment(drafts, shard.index)
     every = [(group, start) for group, size in enumerate(sizes) for start in range(size)]
@@ -87,11 +89,11 @@ def assign_members(
             continue
         for member in members:
             units[parts[group][member[1]]].append([member])
-    hands: list[list[Member]] = [[] for _ in range(processes)]
+    by_process: list[list[Member]] = [[] for _ in range(processes)]
     for of_part in units.values():
-        for hand, own in zip(hands, _evenly(of_part, processes), strict=True):
-            hand += [member for members in own for member in members]
-    return [sorted(hand) for hand in hands]
+        for assigned, own in zip(by_process, _evenly(of_part, processes), strict=True):
+            assigned += [member for members in own for member in members]
+    return [sorted(assigned) for assigned in by_process]
 
 
 def _evenly(things: Sequence[T], processes: int) -> list[Sequence[T]]:

@@ -49,7 +49,7 @@ def data_shards(accelerator: Accelerator, together: int, roles: Roles) -> list[D
     """
     index, processes = accelerator.process_index, roles.trainers
     if roles.generates(index):
-        return [DataShard(hand, processes) for hand in roles.every_hand(index)]
+        return [DataShard(trainer, processes) for trainer in roles.ever_served(index)]
     if roles.evaluates(index):
         return [DataShard(index - roles.ranks_of_evaluators.start, roles.evaluators)]
     if together == 1:

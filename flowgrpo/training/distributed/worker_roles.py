@@ -15,8 +15,8 @@ KEY, OF_EVALUATION = "run.generators", "run.evaluators"
 class Roles:
     """The numbers of trainers, generators (which only roll out) and evaluators.
 
-    The samples of an iteration that one trainer trains on are its hand. With fewer generators than trainers, each
-    generator makes several hands. With more, several generators take turns for one trainer, by iteration.
+    With fewer generators than trainers, each generator rolls out for several trainers. With more, several generators take
+    turns for one trainer, by iteration.
     """
 
     trainers: int
@@ -41,26 +41,26 @@ class Roles:
         """Return whether a rank samples held-out prompts: evaluators, or trainers if there are no evaluators."""
         return self.evaluates(rank) if self.evaluators else rank < self.trainers
 
-    def hands(self, rank: int, iteration: int) -> list[int]:
-        """Return the hands that generator `rank` makes in an iteration; a hand is named by the rank of its trainer."""
+    def trainers_served(self, rank: int, iteration: int) -> list[int]:
+        """Return the ranks of the trainers for which generator `rank` rolls out in an iteration."""
         number = rank - self.trainers
         if self.generators <= self.trainers:
             return list(range(number, self.trainers, self.generators))
         return [number % self.trainers] if iteration % self.turns == number // self.trainers else []
 
-    def every_hand(self, rank: int) -> list[int]:
-        """Return all hands that generator `rank` makes in some iteration, sorted."""
-        return sorted({hand for iteration in range(self.turns) for hand in self.hands(rank, iteration)})
+    def ever_served(self, rank: int) -> list[int]:
+        """Return the ranks of the trainers for which generator `rank` rolls out in some iteration, sorted."""
+        return sorted({served for iteration in range(self.turns) for served in self.trainers_served(rank, iteration)})
 
     @property
     def turns(self) -> int:
         """The number of generators that take turns for one trainer."""
         return max(1, self.generators // self.trainers)
 
-    def generator(self, hand: int, iteration: int) -> int:
-        """Return the rank of the generator that makes `hand` in an iteration."""
+    def generator_for(self, trainer: int, iteration: int) -> int:
+        """Return the rank of the generator that rolls out for a trainer in an iteration."""
         ranks = range(self.trainers, self.trainers + self.generators)
-        return next(rank for rank in ranks if hand in self.hands(rank, iteration))
+        return next(rank for rank in ranks if trainer in self.trainers_served(rank, iteration))
 
 
 def assign_roles(run: Run, processes: int) -> Roles:

@@ -87,14 +87,14 @@ class AsyncRollout:
         """Roll out for the trainers, until they end; raise Stopped if training was stopped."""
         run, staleness, loaded = self._run, self._run.config.run.staleness, -1
         for iteration in range(run.done, run.config.train.iterations):
-            for hand in self._roles.hands(self._rank, iteration):
+            for trainer in self._roles.trainers_served(self._rank, iteration):
                 while loaded < max(run.done, iteration - staleness):
                     message = self._post.unpack(self._post.receive(0))
                     if isinstance(message, End):
                         return message.raise_if_stopped()
                     loaded = self._load(message)
-                run.shard = next(shard for shard in run.shards if shard.index == hand)
-                self._post.send(self._local.next(iteration), hand)
+                run.shard = next(shard for shard in run.shards if shard.index == trainer)
+                self._post.send(self._local.next(iteration), trainer)
         while not isinstance(message := self._post.unpack(self._post.receive(0)), End):
             pass
         return message.raise_if_stopped()
@@ -109,7 +109,7 @@ class AsyncRollout:
 
     def _receive_rollout(self, iteration: int) -> Made | None:
         """Return the samples that a generator has made for this trainer; None if the generator has ended."""
-        generator, content = self._roles.generator(self._rank, iteration), None
+        generator, content = self._roles.generator_for(self._rank, iteration), None
         if generator not in self._lost:
             with self._detecting_loss(generator):
                 content = self._post.receive(generator)

@@ -17,7 +17,7 @@ from flowgrpo.cli import main
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.plan import forwards, plan
-from flowgrpo.flow.rollouts.draft_rollout import Foretold, agreement, halves_kept, spearman
+from flowgrpo.flow.rollouts.draft_rollout import DraftScore, agreement, halves_kept, spearman
 from flowgrpo.flow.rollouts.rollout import walk
 from flowgrpo.training.weights.quantisation import quantise
 from rewards import Reward
@@ -64,14 +64,14 @@ def test_the_share_of_halves_that_stay(a, b, expected):
 
 def test_groups_are_ranked_by_themselves_and_the_lost_left_out():
     roots = [
-        *(Foretold(0, draft, final) for draft, final in ((1, 11), (2, 12), (3, 13), (math.nan, 0), (9, math.nan))),
-        *(Foretold(1, draft, final) for draft, final in ((101, 3), (102, 2), (103, 2.5))),
-        *(Foretold(2, 1, final) for final in (1, 2)),  # the draft tells nothing: no correlation
+        *(DraftScore(0, draft, final) for draft, final in ((1, 11), (2, 12), (3, 13), (math.nan, 0), (9, math.nan))),
+        *(DraftScore(1, draft, final) for draft, final in ((101, 3), (102, 2), (103, 2.5))),
+        *(DraftScore(2, 1, final) for final in (1, 2)),  # the draft tells nothing: no correlation
     ]
     told = agreement(roots)
     assert told["draft/rank_agreement"] == pytest.approx((1 - 0.5) / 2)
     assert told["draft/halves_kept"] == pytest.approx((1 + 1 / 3 + 0.5) / 3)
-    assert agreement([Foretold(0, math.nan, 1.0)]) == {"draft/rank_agreement": None, "draft/halves_kept": None}
+    assert agreement([DraftScore(0, math.nan, 1.0)]) == {"draft/rank_agreement": None, "draft/halves_kept": None}
 
 
 @pytest.mark.parametrize(

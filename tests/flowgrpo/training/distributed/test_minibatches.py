@@ -62,32 +62,32 @@ def test_every_process_has_as_many_samples_of_every_part(groups, roots, updates,
             minibatches.check_geometry(train, method, processes)
         except InputError:
             continue
-        of_roots, hands = dealt_to(train, method, processes)
-        assert sorted(member for hand in hands for member in hand) == [
+        of_roots, by_process = dealt_to(train, method, processes)
+        assert sorted(member for members in by_process for member in members) == [
             (g, i) for g in range(groups) for i in range(roots)
         ]
-        for hand in hands:
-            assert hand == sorted(hand)
-            own = Counter(of_roots[group][index] for group, index in hand)
+        for members in by_process:
+            assert members == sorted(members)
+            own = Counter(of_roots[group][index] for group, index in members)
             kinds = 1 if split == "edges" else updates
             assert own == dict.fromkeys(range(kinds), groups * roots // processes // kinds)
         if whole or split == "edges" or groups % (processes * updates) == 0:  # no group is divided that need not be
-            assert sum(len({group for group, _ in hand}) for hand in hands) == groups
+            assert sum(len({group for group, _ in members}) for members in by_process) == groups
 
 
 def test_one_group_lies_on_as_many_processes_as_it_has_samples():
     train, method = Train(groups=1, group_size=8, updates=2, split="samples"), Method(8)
     minibatches.check_geometry(train, method, 4)
-    _, hands = dealt_to(train, method, 4)
-    assert [len(hand) for hand in hands] == [2, 2, 2, 2]
-    assert Assignment(hands, 0).divided == {0: [0, 1, 2, 3]}
+    _, by_process = dealt_to(train, method, 4)
+    assert [len(members) for members in by_process] == [2, 2, 2, 2]
+    assert Assignment(by_process, 0).divided == {0: [0, 1, 2, 3]}
 
 
 def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
     train, method = Train(groups=3, group_size=4, updates=1), Method(4)
     of_roots = minibatches.of_roots(train, 4, [2, 7, 3], seed=0, iteration=0)
-    assert [len(hand) for hand in assign_members(train, method, of_roots, 4)] == [3, 3, 3, 3]
-    assert sorted(len(hand) for hand in assign_members(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
+    assert [len(members) for members in assign_members(train, method, of_roots, 4)] == [3, 3, 3, 3]
+    assert sorted(len(members) for members in assign_members(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
 
 
 def test_parts_differ_between_iterations_and_seeds():

@@ -157,16 +157,16 @@ def test_a_generator_has_whole_networks():
 
 
 @pytest.mark.parametrize(("trainers", "generators"), [(1, 1), (4, 2), (2, 4), (3, 3), (1, 5)])
-def test_every_hand_is_grown_by_one_generator_in_every_iteration(trainers, generators):
+def test_each_trainer_is_served_by_one_generator_in_every_iteration(trainers, generators):
     found = Roles(trainers, generators)
     ranks = range(trainers, trainers + generators)
     assert [found.generates(rank) for rank in range(trainers + generators)] == [False] * trainers + [True] * generators
     for iteration in range(6):
-        grown = [hand for rank in ranks for hand in found.hands(rank, iteration)]
-        assert sorted(grown) == list(range(trainers))
-        for hand in range(trainers):
-            assert hand in found.hands(found.generator(hand, iteration), iteration)
-    assert sorted({hand for rank in ranks for hand in found.every_hand(rank)}) == list(range(trainers))
+        served = [trainer for rank in ranks for trainer in found.trainers_served(rank, iteration)]
+        assert sorted(served) == list(range(trainers))
+        for trainer in range(trainers):
+            assert trainer in found.trainers_served(found.generator_for(trainer, iteration), iteration)
+    assert sorted({trainer for rank in ranks for trainer in found.ever_served(rank)}) == list(range(trainers))
 
 
 @pytest.mark.parametrize(
