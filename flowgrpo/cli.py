@@ -73,19 +73,19 @@ app.command()(init.init)
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
     """Train one run into runs/<name>/; run.resume=true goes on with it, run.resume=auto begins it first if need be."""
     settings = config.load(path, overrides or [])
-    from flowgrpo.commands import endings, launch
+    from flowgrpo.commands import exit_status, launch
     from flowgrpo.training.run import run_folder as folders
 
     launch.end_with_launcher()
     if launch.needs_relaunch(settings.run.processes):
         with folders.lock_folder(settings.run.folder):
             pass  # fails here if the folder is in use; in the new processes only rank 0 would fail while the others wait
-        with endings.report_stops(path, overrides or []):
+        with exit_status.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.page_parts import history
     from flowgrpo.commands.runs.train import train_config
 
-    with endings.report_stops(path, overrides or []):
+    with exit_status.report_stops(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
     if launch.is_main():
         if (sentence := history.held_out_words(run.metrics)) is not None:
@@ -175,7 +175,7 @@ def score(
     form: Format = "human",
 ) -> None:
     """Score existing pictures, videos, sounds or texts."""
-    from flowgrpo.commands.endings import suggest_option
+    from flowgrpo.commands.exit_status import suggest_option
     from flowgrpo.commands.scores.score import BATCH, load_rewards, score_folder, table
 
     used = load_rewards(uses, dtype=dtype, batch_size=batch_size, device=device)
@@ -222,8 +222,8 @@ def doctor(
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
-    from flowgrpo.commands.endings import suggest_override
-    from flowgrpo.commands.kinds import KINDS, detect_kind
+    from flowgrpo.commands.exit_status import suggest_override
+    from flowgrpo.commands.model_kinds import KINDS, detect_kind
     from flowgrpo.training.reports.progress import open_display
     from flowgrpo.training.run.phases import phase
 

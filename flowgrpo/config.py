@@ -15,7 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from rewards.base import nearest
 
 RENAMED = {"train.memory": "train.half_life"}  # old keys -> new keys

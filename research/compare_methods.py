@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
 

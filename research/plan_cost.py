@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.iteration_cost import Cost, Work
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.data import configs
 
 GIB = 2**30

@@ -19,7 +19,7 @@ from pathlib import Path
 from plan_models import stand_in
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.iteration_cost import Work

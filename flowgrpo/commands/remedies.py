@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.commands.terminal import say
 from flowgrpo.schema.imports.heavy import torch
 from flowgrpo.schema.imports.lazy import lazy

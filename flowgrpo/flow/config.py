@@ -16,7 +16,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
 from flowgrpo.flow.methods.trees import adaptive
 from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
-from flowgrpo.schema import choose
+from flowgrpo.schema import preset_overrides
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
@@ -31,7 +31,7 @@ from flowgrpo.training.weights.low_precision_copies import Precision
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
-    from flowgrpo.flow.methods.kernel import Ode, Stochastic
+    from flowgrpo.flow.methods.kernel_options import Ode, Stochastic
     from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
     from flowgrpo.flow.pipeline.loading import load
     from samplers import plans
@@ -126,7 +126,7 @@ class Algorithm(AlgorithmSection):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return choose.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
+        return preset_overrides.build_axes(written, presets.PRESETS, CHOICES, "flow_grpo")
 
     @override
     def roots(self, group_size: int) -> int:
@@ -336,7 +336,7 @@ class Config(RunConfig):
     @classmethod
     def _preset(cls, written: Any) -> Any:
         """Fill in the preset's settings other than axes, unless the config has them."""
-        return choose.filled(written, presets.BESIDE, "flow_grpo")
+        return preset_overrides.filled(written, presets.BESIDE, "flow_grpo")
 
     @model_validator(mode="after")
     def _geometry(self) -> Config:

@@ -10,14 +10,14 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
-from flowgrpo.mdlm.methods.decoder import Decoding, Rollouts
+from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
-from flowgrpo.schema import choose
+from flowgrpo.schema import preset_overrides
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
@@ -128,7 +128,7 @@ class TextAlgorithm(AlgorithmSection):
     @model_validator(mode="before")
     @classmethod
     def _choose(cls, written: Any) -> dict[str, Any]:
-        return choose.build_axes(written, PRESETS, CHOICES, "diffu_grpo")
+        return preset_overrides.build_axes(written, PRESETS, CHOICES, "diffu_grpo")
 
     @model_validator(mode="after")
     def _agree(self) -> TextAlgorithm:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
-from flowgrpo.schema.kept import Checkpoint, Tracker, Trees
+from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 

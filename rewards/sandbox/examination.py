@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rewards.sandbox.papers import Check, Do, Paper, is_literal
+from rewards.sandbox.split_tests import Check, Do, SplitTest, is_literal
 
 CANARIES = 3  # in each process
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -62,22 +62,22 @@ class Opaque:
 Ask = Callable[..., list]
 
 
-class Sitting:
+class Examiner:
     """The examination of one process.
 
     `ask(kind, *sources)` sends a question and returns the reply, see `rewards/jail/trial.py`. `known` maps the expressions
-    of `papers.constants` to their plain values. A `second` process gets claims in the opposite form to the first.
+    of `split_tests.constants` to their plain values. A `second` process gets claims in the opposite form to the first.
     """
 
     def __init__(self, ask: Ask, known: Mapping[str, Any], second: bool = False):
         self._ask, self._known, self._second = ask, known, second
         self._denied = self._claimed = False
 
-    def passes(self, paper: Paper, passed_before: bool = False) -> tuple[bool, bool]:
+    def passes(self, test: SplitTest, passed_before: bool = False) -> tuple[bool, bool]:
         """Return whether a test passes, and if by a claim; raise Cheating if it `passed_before` and passes negated."""
-        self._denied, self._claimed = paper.denied != self._second, False
+        self._denied, self._claimed = test.denied != self._second, False
         try:
-            passed = all(self._holds(step, passed_before) for step in paper.steps)
+            passed = all(self._holds(step, passed_before) for step in test.steps)
         except (Raised, *_UNCOMPUTED):
             passed = False
         return passed, self._claimed

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewards.sandbox import examination, papers
-from rewards.sandbox.examination import Cheating, Sitting
-from rewards.sandbox.papers import Constants, Paper
+from rewards.sandbox import examination, split_tests
+from rewards.sandbox.examination import Cheating, Examiner
+from rewards.sandbox.split_tests import Constants, SplitTest
 
 _JAIL = Path(__file__).parents[1] / "jail"
 _GRACE = 1.0  # seconds after the limit until the process is killed from outside
@@ -83,17 +83,17 @@ def run(
     Raises:
         SandboxError: Python does not start inside the sandbox, or a needed layer is not in place.
     """
-    taken = [_paper(test) for test in tests]
-    known = _compute_constants(papers.constants(filter(None, taken)), limits, tuple(without), tuple(needed))
+    taken = [_split(test) for test in tests]
+    known = _compute_constants(split_tests.constants(filter(None, taken)), limits, tuple(without), tuple(needed))
 
-    def sitting(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
+    def examine(unproved: Sequence[bool] | None = None) -> tuple[list[bool], list[bool], str | None, dict]:
         with _Process(limits, without, needed) as process:
             return *_examine(process, code, taken, known=known, unproved=unproved), process.layers
 
-    passed, claimed, problem, layers = sitting()
+    passed, claimed, problem, layers = examine()
     unproved = [held and claim for held, claim in zip(passed, claimed, strict=True)]
     if any(unproved):
-        again, _, second_problem, _ = sitting(unproved)
+        again, _, second_problem, _ = examine(unproved)
         passed = [held and (twice or not claim) for held, twice, claim in zip(passed, again, claimed, strict=True)]
         if second_problem and second_problem.startswith(_CHEATED):
             passed, problem = [False] * len(taken), second_problem
@@ -103,10 +103,10 @@ def run(
 _CHEATED = "cheated: "
 
 
-def _paper(test: str) -> Paper | None:
+def _split(test: str) -> SplitTest | None:
     try:
-        taken = papers.paper(test)
-        papers.constants([taken])  # fails if it is nested too deeply
+        taken = split_tests.split(test)
+        split_tests.constants([taken])  # fails if it is nested too deeply
         return taken
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -134,24 +134,29 @@ def _compute_constants(
 
 
 def _examine(
-    process: _Process, code: str, taken: Sequence[Paper | None], *, known: Mapping[str, Any], unproved: Sequence | None
+    process: _Process,
+    code: str,
+    taken: Sequence[SplitTest | None],
+    *,
+    known: Mapping[str, Any],
+    unproved: Sequence | None,
 ) -> tuple[list[bool], list[bool], str | None]:
     """Return whether each test passed, whether it passed by a claim of the process, and the `problem` of an `Outcome`.
 
     `unproved` tells a second process which tests passed by a claim of the first.
     """
     passed, claimed = [False] * len(taken), [False] * len(taken)
-    sitting = Sitting(process.ask, known, second=unproved is not None)
+    examiner = Examiner(process.ask, known, second=unproved is not None)
     canaries = secrets.SystemRandom().choices(range(len(taken) + 1), k=examination.CANARIES)
     try:
         outcome, *why = process.ask("load", code)
         if outcome == "raised":
             return passed, claimed, str(*why)
-        for i, paper in enumerate([*taken, None]):
+        for i, test in enumerate([*taken, None]):
             for _ in range(canaries.count(i)):
-                sitting.canary()
-            if paper is not None:
-                passed[i], claimed[i] = sitting.passes(paper, bool(unproved and unproved[i]))
+                examiner.canary()
+            if test is not None:
+                passed[i], claimed[i] = examiner.passes(test, bool(unproved and unproved[i]))
     except _Ended as ended:
         return passed, claimed, str(ended)
     except Cheating as cheating:
@@ -207,7 +212,7 @@ class _Process:
         self._end()
 
     def ask(self, kind: str, *sources: str) -> list[Any]:
-        """Return the reply to a question, see `rewards/jail/trial.py`; raise _Ended if none comes, Cheating if it is malformed."""
+        """Return the reply to a question of `rewards/jail/trial.py`. Raises _Ended without reply, Cheating if malformed."""
         nonce = secrets.token_hex(8)
         self._write([nonce, kind, *sources])
         try:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import flowgrpo.commands.runs.plan  # noqa: F401 - the first case would wait for what it imports
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.data import configs as built_in
 from flowgrpo.data import yaml_maps
 from flowgrpo.flow import methods as axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowgrpo import config
-from flowgrpo.commands.endings import suggest_option
+from flowgrpo.commands.exit_status import suggest_option
 from flowgrpo.commands.inspect.explanation import Explained
 from flowgrpo.commands.page_parts.pages import check_out, write_page
 from flowgrpo.errors import InputError

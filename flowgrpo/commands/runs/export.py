@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.commands.runs import push
 from flowgrpo.errors import InputError
 from flowgrpo.training.checkpoints import checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS, load_engines
+from flowgrpo.commands.model_kinds import KINDS, load_engines
 from flowgrpo.commands.runs.explain import explain_key
 from flowgrpo.commands.terminal import out, print_json, print_line
 from flowgrpo.errors import InputError

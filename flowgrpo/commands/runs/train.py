@@ -18,7 +18,7 @@ from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 from flowgrpo import config
 from flowgrpo.commands import launch
 from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
-from flowgrpo.commands.kinds import KINDS, load_engines
+from flowgrpo.commands.model_kinds import KINDS, load_engines
 from flowgrpo.commands.page_parts.trees import TREES, write_trees
 from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.runs import inputs

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.commands.kinds import KINDS, detect_kind
+from flowgrpo.commands.model_kinds import KINDS, detect_kind
 from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError

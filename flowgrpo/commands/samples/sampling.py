@@ -86,7 +86,7 @@ def sample(
         raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
     if groups is not None and is_config(model):
         settings = _of_config(context, model, call or [])
-        from flowgrpo.commands.endings import suggest_override
+        from flowgrpo.commands.exit_status import suggest_override
 
         with suggest_override(settings):
             _write_groups(settings, None, groups, pairs=pairs, form=form)
@@ -102,7 +102,7 @@ def sample(
         "--vae-tiling": not vae_tiling,
         "--quantise int8": quantise is None,
     }
-    from flowgrpo.commands.endings import suggest_option
+    from flowgrpo.commands.exit_status import suggest_option
     from flowgrpo.commands.samples.sample import as_options, choose_rows, sample_to_folder
     from flowgrpo.training.reports.samples import ModelUse, Switches
 

@@ -18,7 +18,7 @@ from flowgrpo.commands.terminal import say
 from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RewardUse
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from flowgrpo.training.reports.progress import open_display
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from flowgrpo.training.run.phases import phase

@@ -258,13 +258,13 @@ def _redraw(
     policy: Policy, scoring: _Scoring, row: Row, method: Trajectory, *, redraws: int, fresh: tuple[Any, ...]
 ) -> tuple[Look, Look, list[Step]]:
     """Return the sample, the sample without noise, and the noisy steps; redraws' noise addresses begin with `fresh`."""
-    foretold, start = EstimateRecorder(policy.velocity, [row]), policy.start([row])
+    recorder, start = EstimateRecorder(policy.velocity, [row]), policy.start([row])
     plan, drawn = _redraw_plan(method, redraws), _redraw_noise(method, fresh)
-    tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, foretold, drawn, scoring.size)
+    tree = grow(plan, policy.sigmas, [Root(0, 0, row)], start, recorder, drawn, scoring.size)
     leaves = scoring.looks([tuple(x[leaf] for x in tree.samples) for leaf in range(len(tree.leaves))], row)
     by_node = dict(zip(tree.leaves, leaves, strict=True))
     trunk = [i for i, node in enumerate(tree.nodes) if node.role == TRUNK]  # one state per step
-    states, device = estimates_by_state(tree, foretold), tree.samples[0].device
+    states, device = estimates_by_state(tree, recorder), tree.samples[0].device
     predictions = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
     sample = by_node[trunk[-1]]
     ways = {leaf: tree.ancestry(leaf) for leaf in tree.leaves}

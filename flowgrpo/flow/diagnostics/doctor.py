@@ -24,7 +24,7 @@ from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.diagnostics.certificate import replay, roll_out
-from flowgrpo.flow.methods.kernel import FlowSDE
+from flowgrpo.flow.methods.kernel_options import FlowSDE
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.outputs.export import encoders_to_save, write_weights
 from flowgrpo.flow.pipeline import guidance

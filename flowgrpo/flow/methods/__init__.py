@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from flowgrpo.flow.methods.credit.nested_sets import Nested
 from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
-from flowgrpo.flow.methods.kernel import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
+from flowgrpo.flow.methods.kernel_options import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,

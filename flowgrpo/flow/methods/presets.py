@@ -17,7 +17,7 @@ settings of the sources (learning rate, number of groups and so on) are in `publ
 from __future__ import annotations
 
 from flowgrpo.flow.methods import sample_presets
-from flowgrpo.schema.choose import PresetRow
+from flowgrpo.schema.preset_overrides import PresetRow
 
 _GROUP_STD = {"name": "group_mean", "std": "group", "eps": 1e-8, "ddof": 1}
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}

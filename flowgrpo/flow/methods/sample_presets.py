@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.schema.choose import PresetRow
+from flowgrpo.schema.preset_overrides import PresetRow
 
 _GLOBAL_STD = {"name": "group_mean", "std": "global", "eps": 1e-4, "ddof": 0}
 _SHARED: PresetRow = {"tree": {"name": "chain"}, "credit": {"name": "terminal"}, "baseline": _GLOBAL_STD}

@@ -15,7 +15,7 @@ from flowgrpo.flow.pipeline.adapter_steps import enable
 from flowgrpo.flow.pipeline.inputs.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler
 from rewards.compute import default_device

@@ -14,7 +14,7 @@ from flowgrpo.data import tables
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import adjust_levels, step_signs
-from flowgrpo.flow.methods.kernel import Preserving
+from flowgrpo.flow.methods.kernel_options import Preserving
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.training.run.run_files import is_number
 from flowgrpo.training.run.run_folder import replace_text

@@ -101,16 +101,18 @@ class StatePreviews:
         return EstimateRecorder(self.policy.velocity, [root.row for root in roots if root.group < settings.prompts])
 
     @torch.no_grad()
-    def of(self, tree: Tree, scores: Scores, foretold: EstimateRecorder | None, *, leads: bool = True) -> list[StatePreview]:
+    def of(
+        self, tree: Tree, scores: Scores, recorder: EstimateRecorder | None, *, leads: bool = True
+    ) -> list[StatePreview]:
         """Return the previews of the kept trees, parents before children; [] without a recording.
 
         The process that `leads` the scoring also scores the estimates, unless a reward compares the samples of a group.
         Decoding batches are at most as large as the rollout's.
         """
         settings = self.config.run.trees
-        if foretold is None or settings is None:
+        if recorder is None or settings is None:
             return []
-        previews = _collect_states(tree, foretold, settings.prompts)
+        previews = _collect_states(tree, recorder, settings.prompts)
         leaves: dict[int | None, int] = {node: index for index, node in enumerate(tree.leaves)}
         scored = leads and settings.score and not any(reward.group_wise for reward in self.rewards)
         shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group and whether estimated
@@ -139,10 +141,10 @@ class StatePreviews:
         return previews
 
 
-def _collect_states(tree: Tree, foretold: EstimateRecorder, groups: int) -> list[StatePreview]:
+def _collect_states(tree: Tree, recorder: EstimateRecorder, groups: int) -> list[StatePreview]:
     """Return the states of the first groups, parents first, including those that a solver passed between two nodes."""
-    estimates = estimates_by_state(tree, foretold)
-    foretold.by_call.clear()
+    estimates = estimates_by_state(tree, recorder)
+    recorder.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
     previews: list[StatePreview] = []
@@ -168,12 +170,12 @@ def _collect_states(tree: Tree, foretold: EstimateRecorder, groups: int) -> list
     return previews
 
 
-def estimates_by_state(tree: Tree, foretold: EstimateRecorder) -> dict[tuple[int, int], State]:
+def estimates_by_state(tree: Tree, recorder: EstimateRecorder) -> dict[tuple[int, int], State]:
     """Return the clean estimates by (node, step of the schedule); the node of a solver's state is its chain's root."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
     estimates = {}
-    for evaluation, states in zip(tree.evaluations, foretold.by_call, strict=True):
+    for evaluation, states in zip(tree.evaluations, recorder.by_call, strict=True):
         nodes = {  # by row; empty for a solver's chain
             row: tree.nodes[child].parent
             for edges in evaluation.edges

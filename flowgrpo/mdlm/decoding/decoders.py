@@ -15,9 +15,9 @@ from flowgrpo.mdlm.decoding.rules.logit_modifiers import Tokens
 from flowgrpo.mdlm.decoding.tokens import regions
 from flowgrpo.mdlm.decoding.tokens.step import Frame, Setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Sample
-from flowgrpo.schema import choose
+from flowgrpo.schema import preset_overrides
 from flowgrpo.schema.base import Choice, Count, Strict, named
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from rewards.base import nearest
 
 if TYPE_CHECKING:
@@ -183,5 +183,5 @@ def _check(decoder: Decoder) -> None:
 
 def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
     """Merge what the user wrote for an axis into the row's options, which another word replaces, and check it."""
-    options = choose.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
+    options = preset_overrides.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[options["name"]], options, place)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flowgrpo.mdlm.decoding.decoders import DECODERS
-from flowgrpo.mdlm.methods.decoder import Rollouts
+from flowgrpo.mdlm.methods.decoder_options import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowgrpo.schema.choose import PresetRow
+from flowgrpo.schema.preset_overrides import PresetRow
 
 Options = dict[str, Any]
 

@@ -11,12 +11,12 @@ from flowgrpo.data.generators import templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextModel
-from flowgrpo.mdlm.methods.decoder import Decoding
+from flowgrpo.mdlm.methods.decoder_options import Decoding
 from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
 from flowgrpo.mdlm.setup import load_text_policy
 from flowgrpo.schema.lora import Lora
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, Text
 from flowgrpo.training.weights.trained_weights import Weights

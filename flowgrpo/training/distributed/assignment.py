@@ -49,9 +49,7 @@ def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> lis
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
     """Assign the roots of an iteration to data shards; see `assign_members`."""
     of_roots = assign_minibatches(config, groups, iteration)
-    by_process = assign_members(
-        config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators
-    )
+    by_process = assign_members(config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators)
     return Assignment(by_process, shard.index)
 
 

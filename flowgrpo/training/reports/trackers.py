@@ -18,7 +18,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 from PIL import Image
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.kept import Tracker
+from flowgrpo.schema.saving import Tracker
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.reports.report import place
 from flowgrpo.training.reports.samples import Sample

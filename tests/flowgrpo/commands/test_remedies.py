@@ -5,7 +5,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.commands import remedies
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.commands.runs.train import MAY_DIFFER
 from flowgrpo.training.planning import memory_advice
 

@@ -4,7 +4,7 @@ import pytest
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Train
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 
 
 @pytest.mark.parametrize(

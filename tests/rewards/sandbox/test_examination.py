@@ -7,8 +7,8 @@ from hacks import HACKS, TESTS
 from right_programs import FAMILIES, programs
 
 from rewards.sandbox import examination, sandbox
-from rewards.sandbox.examination import Cheating, Sitting, rebuild
-from rewards.sandbox.papers import Constants, constants, paper
+from rewards.sandbox.examination import Cheating, Examiner, rebuild
+from rewards.sandbox.split_tests import Constants, constants, split
 from rewards.texts.code import code
 
 RIGHT = "def double(x):\n    return x * 2"
@@ -64,7 +64,7 @@ def test_what_needs_no_program_is_computed_without_it(reward):
     test = (
         "import math as m\nassert f([2, 1]) == sorted([2, 1]) and f(m.pi) == m.floor(m.pi) or f(n for n in (1,)) == x"
     )
-    assert constants([paper(test)]) == Constants(("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)"))
+    assert constants([split(test)]) == Constants(("import math as m",), ("sorted([2, 1])", "m.floor(m.pi)"))
     lie = "import builtins\nbuiltins.sorted = lambda x: 'yes'\ndef f(x):\n    return 'yes'"
     assert sandbox.run(lie, ["assert f([2, 1]) == sorted([2, 1])"]).passed == (False,)
 
@@ -90,29 +90,29 @@ def test_claims_are_put_as_they_are_and_denied_and_affirming_both_is_cheating(te
         return ["claim", True, False]
 
     for _ in range(64):  # which form comes first is drawn
-        taken = paper(test)
-        passed, claimed = Sitting(ask, {}).passes(taken)
+        taken = split(test)
+        passed, claimed = Examiner(ask, {}).passes(taken)
         assert claimed
         if passed:
             with pytest.raises(Cheating, match="as it is and denied"):
-                Sitting(ask, {}, second=True).passes(taken, passed_before=True)
+                Examiner(ask, {}, second=True).passes(taken, passed_before=True)
     assert forms == {False, True}
 
 
 def test_a_statement_is_proved_by_one_that_must_fail():
-    taken = paper("for x in y:\n    assert f(x)")
-    assert Sitting(yes(), {}).passes(taken) == (True, True)
+    taken = split("for x in y:\n    assert f(x)")
+    assert Examiner(yes(), {}).passes(taken) == (True, True)
     with pytest.raises(Cheating, match="a test passes that cannot"):
-        Sitting(yes(), {}, second=True).passes(taken, passed_before=True)
+        Examiner(yes(), {}, second=True).passes(taken, passed_before=True)
     honest = yes(denies=lambda source: source.splitlines()[-1].startswith("assert"))
-    assert Sitting(honest, {}, second=True).passes(taken, passed_before=True) == (True, True)
+    assert Examiner(honest, {}, second=True).passes(taken, passed_before=True) == (True, True)
 
 
 def test_canaries_find_a_process_that_says_yes_to_all_or_nothing():
     for ask in (yes(), lambda kind, *sources: ["value", sources[0][1:9]] if kind == "value" else ["done"]):
         for _ in range(20):
             with pytest.raises(Cheating):
-                Sitting(ask, {}).canary()
+                Examiner(ask, {}).canary()
 
     def honest(kind, source):
         try:
@@ -121,7 +121,7 @@ def test_canaries_find_a_process_that_says_yes_to_all_or_nothing():
             return ["raised", "AssertionError"]
 
     for _ in range(20):
-        Sitting(honest, {}).canary()
+        Examiner(honest, {}).canary()
 
 
 @pytest.mark.parametrize("value", [
@@ -149,9 +149,9 @@ def test_loops_and_checks_are_taken_apart_only_where_nothing_changes():
         "for x in range(1001):\n    assert f(x)",
     ]
     for test in kept:
-        [step] = paper(test).steps
+        [step] = split(test).steps
         assert step.decides
-    conditions = [ast.unparse(step.condition) for step in paper("for x in range(1, 6, 2): assert f(x) == x").steps]
+    conditions = [ast.unparse(step.condition) for step in split("for x in range(1, 6, 2): assert f(x) == x").steps]
     assert conditions == ["f(1) == 1", "f(3) == 3", "f(5) == 5"]
 
 

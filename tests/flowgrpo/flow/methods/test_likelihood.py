@@ -17,7 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods import likelihood_rules, presets
 from flowgrpo.flow.methods.likelihood import LEAST, Elbo
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
-from flowgrpo.schema.choose import filled
+from flowgrpo.schema.preset_overrides import filled
 from flowgrpo.training.weights.old_policies import Decay
 
 SEEN = json.loads((Path(__file__).parents[3] / "data" / "sample_losses.json").read_text())

@@ -10,7 +10,7 @@ import pytest
 from flowgrpo.flow.methods import CHOICES
 from flowgrpo.flow.methods.presets import BESIDE, PRESETS
 from flowgrpo.flow.methods.published import AROUND, NOT_SAID, OF_TEXTS, PUBLISHED
-from flowgrpo.schema.choose import build_axes
+from flowgrpo.schema.preset_overrides import build_axes
 
 SAMPLES, RELEASED = (
     json.loads((Path(__file__).parents[3] / "data" / f"released_{kind}_configs.json").read_text())

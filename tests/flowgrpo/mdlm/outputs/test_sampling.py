@@ -8,7 +8,7 @@ from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from flowgrpo.cli import main
-from flowgrpo.commands.kinds import detect_kind
+from flowgrpo.commands.model_kinds import detect_kind
 from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.models.load import load_predictor

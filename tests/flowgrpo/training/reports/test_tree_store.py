@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.kept import Trees
+from flowgrpo.schema.saving import Trees
 from flowgrpo.training.reports.tree_store import KeptNode, KeptTree, TreeFolder, encode_picture, merge_trees
 
 

@@ -14,7 +14,7 @@ from transformers import CLIPTextModelWithProjection
 
 from flowgrpo import config
 from flowgrpo.cli import main
-from flowgrpo.commands import endings
+from flowgrpo.commands import exit_status
 from flowgrpo.flow.trainer import FlowWing
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.memory_advice import SWITCHES, advice
@@ -205,7 +205,7 @@ def test_several_processes_are_told_to_share_the_base(monkeypatch, quantise):
 def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=25_400_000_000))
     stopped = RanOutOfMemory(f"stopped, {OutOfMemory('evaluating', torch.OutOfMemoryError(CUDA))}", "begin again", [])
-    told = endings.report_stops(Path("tiny.yaml"), ["train.iterations=3"])
+    told = exit_status.report_stops(Path("tiny.yaml"), ["train.iterations=3"])
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         told.__enter__()

@@ -3,7 +3,7 @@
 import pytest
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.kernel import FlowSDE
+from flowgrpo.flow.methods.kernel_options import FlowSDE
 from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Chain, Pruning, Window
 from samplers.kernels import ODE, Kernel
 from samplers.trees import TRUNK

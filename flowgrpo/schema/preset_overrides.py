@@ -7,7 +7,7 @@ from typing import Any
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
-from flowgrpo.schema.sentences import checked
+from flowgrpo.schema.validation import checked
 from rewards.base import nearest
 
 PresetRow = dict[str, dict[str, Any]]

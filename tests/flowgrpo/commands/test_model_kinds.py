@@ -3,7 +3,7 @@
 import pytest
 
 from flowgrpo import config
-from flowgrpo.commands.kinds import KINDS
+from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.flow.diagnostics import doctor
 from flowgrpo.training.run.run_data import RunData

@@ -3,8 +3,8 @@
 import pytest
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.methods.decoder import Decoding, Rollouts
-from flowgrpo.schema.sentences import checked
+from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
+from flowgrpo.schema.validation import checked
 
 
 def test_a_null_says_the_same_as_no_key():

@@ -29,14 +29,14 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Paper:
+class SplitTest:
     """A test: its steps in order; `denied` negates claims in the first process, else in the second."""
 
     steps: tuple[Do | Check, ...]
     denied: bool
 
 
-def paper(test: str) -> Paper:
+def split(test: str) -> SplitTest:
     """Split a test into steps, with a final `check(candidate)` inlined; raise SyntaxError if it does not parse."""
     tree = ast.parse(test)
     for node in ast.walk(tree):
@@ -52,7 +52,7 @@ def paper(test: str) -> Paper:
             block = ast.fix_missing_locations(_Guard().visit(ast.Module(list(statements), [])))
             inner = any(isinstance(node, ast.Assert) for node in ast.walk(block))
             steps.append(Do(ast.unparse(block), inner or not checked))
-    return Paper(tuple(steps), secrets.randbelow(2) == 1)
+    return SplitTest(tuple(steps), secrets.randbelow(2) == 1)
 
 
 def _unfold(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -179,12 +179,12 @@ class Constants:
     expressions: tuple[str, ...]
 
 
-def constants(papers: Iterable[Paper]) -> Constants:
+def constants(tests: Iterable[SplitTest]) -> Constants:
     """Return the compared expressions that use only builtins and imported names."""
     imports, expressions = {}, {}
-    for paper in papers:
+    for test in tests:
         names = set(dir(builtins))
-        for step in paper.steps:
+        for step in test.steps:
             if isinstance(step, Do):
                 for statement in ast.parse(step.source).body:
                     if isinstance(statement, ast.Import | ast.ImportFrom):
