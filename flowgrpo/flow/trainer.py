@@ -357,7 +357,7 @@ class FlowWing(Wing):
         return Row(prompt.text, self.engine.seed(seed, iteration, group, start), prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
-        """Return the assignment of the starts that are sampled for a draft; it is empty without a draft."""
+        """Return the initial noises that the draft samples, by process; empty if the run has no draft."""
         return assign_pool(self.config, groups, iteration=iteration, shard=self.run.shard)
 
 

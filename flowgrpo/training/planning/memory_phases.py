@@ -293,6 +293,6 @@ def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -
 
 
 def step(config: RunConfig, trained: int, *, among: int) -> Peaks:
-    """Return the bytes of an optimizer step: two buffers of gradients if processes sum unsharded gradients, else 0."""
+    """Return the temporary bytes of an optimizer step: two gradient buffers if processes sum unsharded gradients, else 0."""
     sums = config.run.processes > 1 and not (config.model.lora is None and among > 1)
     return Peaks(((2 * min(4 * trained, MESSAGE) if sums else 0, 0),))

@@ -39,7 +39,7 @@ class Scoring(Choice):
 
 
 class Scorer(Scoring):
-    """A scorer without weights: the section of the config is itself the scoring function."""
+    """A scorer without a network: the config section is callable and computes the scores."""
 
     probability: ClassVar[bool] = False  # whether scores are probabilities
     hidden_layers: ClassVar[int] = 0  # number of hidden states that it reads
