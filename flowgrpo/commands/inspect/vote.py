@@ -112,7 +112,7 @@ class Ballot:
         return {"pair": number, "prompt": prompt, "votes": len(self._lines), "left": len(self._left)}
 
     def vote(self, number: int, choice: str) -> None:
-        """Write a vote on the next pair; raise ValueError for another pair (of a second page) or a wrong choice."""
+        """Write a vote on the next pair; raise ValueError for another pair (of a second open page) or a wrong choice."""
         if choice not in OUTCOMES or not self._left or number != self._left[0]:
             raise ValueError("another pair is asked now")
         pair = self.pairs[number]

@@ -140,7 +140,9 @@ Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squar
 
 
 def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
-    """Return, for each (group, start), the sums over pairs of known samples of which at least one has this start."""
+    """Return half squared reward differences for each (group, start), summed over pairs with a sample of this start.
+
+    Samples without a reward are left out."""
     of_group = defaultdict(list)
     for leaf, value in zip(tree.leaves, rewards.tolist(), strict=True):
         if value == value:

@@ -1,9 +1,9 @@
 """Distillation, and objectives on final samples: policy gradients, contrastive losses and preference losses.
 
 L is a sample's log-probability at a noise level: minus the weighted squared error of the velocity. ell = L - L_anchor
-is its log ratio to the anchor, A its advantage. Where the policy equals the anchor, every loss here has a gradient of
-the form -a grad L; they differ in a and in their bounds. Losses that couple samples compute the derivative in each L in
-a first pass without gradient, so that no autograd graph holds a whole group.
+is its log ratio to the anchor, A its advantage. Where the policy equals the anchor, every loss on final samples has a
+gradient of the form -a grad L; they differ in a and in their bounds. Losses that couple samples compute the
+derivative in each L in a first pass without gradient, so that no autograd graph holds a whole group.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class TwoBranch(OfSamples):
     """DiffusionNFT (arXiv 2509.16117): good samples fit the velocity; bad ones fit its mirror image about the anchor's.
 
     Let v+ = beta v + (1 - beta) v_anchor, v- = (1 + beta) v_anchor - beta v, l the weighted squared error, and r the
-    optimality. The loss is most (r l(v+) + (1 - r) l(v-)) / beta. For unweighted errors it is a term linear in v plus
-    beta most |v - v_anchor|^2, which keeps v near the anchor.
+    optimality. The loss is `most` times (r l(v+) + (1 - r) l(v-)) / beta. For unweighted errors it is a term linear in v,
+    plus `most` times beta |v - v_anchor|^2, which keeps v near the anchor.
     """
 
     name: Literal["two_branch"] = "two_branch"
