@@ -71,7 +71,7 @@ app.command()(init.init)
 
 @app.command()
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
-    """Train one run into runs/<name>/; run.resume=true goes on with it, run.resume=auto begins it first if need be."""
+    """Train one run into runs/<name>/; run.resume=true continues it, run.resume=auto begins or continues it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import exit_status, launch
     from flowgrpo.training.run import run_folder as folders
@@ -203,7 +203,7 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="make that repository a private one")] = False,
     form: Format = "human",
 ) -> None:
-    """Write a run's LoRA in diffusers' (texts: peft's) format, or its full weights, with a model card and samples."""
+    """Write a run's LoRA (diffusers' format, peft's for texts) or its full weights, with a model card and samples."""
     from flowgrpo.commands.runs.export import export as export_run
 
     done = export_run(run, out_folder, step, comfyui=comfyui, push_to_hub=push_to_hub, private=private)

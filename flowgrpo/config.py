@@ -1,4 +1,4 @@
-"""Config files of both kinds: strict reading, command line overrides, one-sentence errors."""
+"""Config files of flow and language models: strict reading, command line overrides, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _similar_file(path: Path) -> str:
 
 
 def _find_old_keys(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield old keys in use: old name, new name, and the map that holds it."""
+    """Yield the renamed keys that a config still uses: old name, new name, and the map that holds the key."""
     for before, now in RENAMED.items():
         *sections, key = before.split(".")
         section: Any = written

@@ -183,7 +183,10 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use` and `options`; else raise `complaint`."""
+    """Load a reward that is an option of another: a name or a map of `use` and `options`; or raise RewardError.
+
+    `complaint` is the message if `use` is neither.
+    """
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
         raise RewardError(complaint)

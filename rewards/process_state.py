@@ -7,7 +7,7 @@ draws from none of them, and a reward must not draw the same numbers twice. Envi
 restored.
 
 Rewards run in threads beside the model. State that threads share is read before the first of several concurrent plug-ins
-and restored after the last; until then the others see the change. Attention kernels are not restored after calls: a model
+and restored after the last; until then all threads see the change. Attention kernels are not restored after calls: a model
 in another thread may have selected one meanwhile, and restoring would undo that. Kernels in `LEFT_OUT` stay disabled.
 """
 
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class _Settings:
-    """The restored settings, grouped by the threads that share them and can set them."""
+    """The restored settings: of the process, of each thread, settable in the main thread only, and attention kernels."""
 
     process: tuple[Setting, ...]  # shared by all threads
     thread: tuple[Setting, ...]  # of each thread (the directory only after `own_directory`)
@@ -117,7 +117,7 @@ def _read(settings: tuple[Setting, ...]) -> list[tuple[Setting, Any]]:
 
 
 def _put_back(before: list[tuple[Setting, Any]]) -> list[str]:
-    """Restore what changed and return the names."""
+    """Restore the settings whose values differ from `before`, and return their names."""
     changed = []
     for setting, value in before:
         try:
@@ -132,7 +132,7 @@ def _put_back(before: list[tuple[Setting, Any]]) -> list[str]:
 
 
 class _Shared:
-    """Process state before the first of the plug-ins that are running."""
+    """The settings of the process, saved when the first of the plug-ins that now run began."""
 
     def __init__(self) -> None:
         self.lock, self.running = threading.Lock(), 0
@@ -147,7 +147,7 @@ class _Shared:
             self.met.append(who)
 
     def leave(self) -> tuple[list[str], list[str]]:
-        """Restore the state when the last plug-in ends. Return the changed settings, and the plug-ins since the first."""
+        """Restore the settings if no plug-in still runs. Return the changed ones, and the plug-ins that ran since saving."""
         with self.lock:
             self.running -= 1
             return ([] if self.running else _put_back(self.before)), list(dict.fromkeys(self.met))
@@ -162,7 +162,7 @@ def preserve(what: str, plugin: Any, *, imports: bool = False, calls: bool = Fal
     """Restore the state after a plug-in has run and warn once about each change. This package's own code is exempt.
 
     `plugin` is a function, a class, an object, the name of a module, or the path of a file, and `what` names it in the
-    warning. With `imports` random generators are restored, too; with `calls` the attention kernels are not compared.
+    warning. With `imports` random generators are restored, too; with `calls` attention kernels are not restored.
     """
     module = None if isinstance(plugin, Path) else module_of(plugin)
     if module is not None and module.partition(".")[0] in OURS:

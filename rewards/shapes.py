@@ -163,7 +163,7 @@ def _shape(size: tuple[int, int], area: float, areas: list[float], shared: list[
 
 
 def score(found: list[Found], caption: Caption) -> float:
-    """Return matched objects over the larger of asked and found, halved if the relation fails."""
+    """Return the number of matched objects over the larger of the numbers asked and found; half if the relation fails."""
     matched = (Counter((f.colour, f.shape) for f in found) & caption.objects).total()
     value = matched / max(len(found), caption.objects.total())
     return value if _relation_holds(found, caption) else value / 2
@@ -192,8 +192,8 @@ def shapes(images: torch.Tensor, prompts: Sequence[str], caption: Sequence[str |
 def features(images: torch.Tensor, prompts: Sequence[str]) -> list[list[float]]:
     """Return features (B, 4) of pictures and captions, from which `rewards.models.votes` learns.
 
-    The features are right objects over the larger of asked and found, the share of asked objects with the right colour, the
-    share with the right shape, and 1 if the relation holds (else 0).
+    The features are the number of right objects over the larger of the numbers asked and found, the share of asked objects
+    with the right colour, the share with the right shape, and 1 if the relation holds (else 0).
     """
     check_images("shapes", images)
     captions = [parse(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Noise of siblings: drawn on request, or drawn ahead by threads while a GPU computes, and copied to the device."""
+"""Draw the noise of sibling edges, on request or ahead in CPU threads while a GPU computes; copy tensors to a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Addresses of each sibling's own noise and of the noise that all share, if any; `mixed` combines the two."""
+    """Noise addresses of siblings: `own` has one for each, `shared` is common to all (None: no common noise)."""
 
     own: Sequence[tuple[Address, ...]]
     shared: tuple[Address, ...] | None
@@ -27,7 +27,7 @@ class Family:
     scale: float
 
     def mixed(self, own: np.ndarray, shared: np.ndarray | None) -> np.ndarray:
-        """Return the mixture of own and shared noise, computed by NumPy, which starts no threads here."""
+        """Return one sibling's noise from its own and the shared noise; NumPy computes it in the calling thread alone."""
         if shared is not None:
             own = (shared + self.strength * own) / math.sqrt(1 + self.strength**2)
         return own if self.scale == 1 else own * self.scale
@@ -43,7 +43,7 @@ def draw(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., 
 
 
 class Ahead:
-    """Threads that draw float32 noise ahead while the model computes on a GPU; the numbers equal those of `drawn`."""
+    """Threads that draw float32 noise ahead, while the model computes on a GPU. The noise equals that of `draw`."""
 
     def __init__(self, noise: Callable[..., torch.Tensor], device: torch.device):
         self._noise, self._device = noise, device
@@ -59,7 +59,7 @@ class Ahead:
         self._begun[name] = whole, parts
 
     def __call__(self, name: Hashable) -> torch.Tensor:
-        """Wait for the noise (E, ...) of `name` and return it; each name can be fetched once."""
+        """Wait for the noise (E, ...) begun under `name` and return it; each name can be fetched once."""
         whole, parts = self._begun.pop(name)
         for part in parts:
             part.result()

@@ -40,8 +40,9 @@ def grow_and_finish(
 ) -> Tree:
     """Grow trees as `grow` does, but take the last ODE steps with `finish`.
 
-    Every stop of these steps has a node and an evaluation in the tree. Trained evaluations have the same rows as in
-    `grow`. Other evaluations may have other rows, so their results may differ in the last bits.
+    The tree has a node and an evaluation for every index in `Move.ode_stops`, as after `grow`. Trained evaluations have
+    the same rows as in `grow`. Untrained states may be batched differently, so their results may differ in the last
+    bits.
     """
     held: dict[int, tuple[Move, State]] = {}
     tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, held)
@@ -62,7 +63,7 @@ def grow_and_finish(
 
 
 def _record(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
-    """Add the nodes and the evaluations of a finish to the tree; return the nodes at its end."""
+    """Add the nodes and evaluations of one call of `finish` to the tree; return the indices of its nodes at sigma 0."""
     nodes = list(batch)
     assert move.ode_stops is not None
     for place, stop in enumerate(move.ode_stops):

@@ -48,7 +48,7 @@ def dance_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tupl
 
 
 def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Return a step of coefficients-preserving sampling (arXiv 2509.05952): its noise is part old, part new.
+    """Return a step of coefficients-preserving sampling (arXiv 2509.05952), which mixes predicted and fresh noise.
 
     `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). If the data are a single point, the total noise
     after every step is exactly sigma_next. The noise of a step does not shrink with more steps, so samples do *not*
@@ -62,10 +62,10 @@ def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
 def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
     """Return a step of Stepwise-Flow-GRPO's SDE (arXiv 2603.28718): `cps` with std = level sigma_next sqrt(1 - sigma).
 
-    `level` in [0, 1] is DDIM's eta. Early steps have little new noise, late ones most. At sigma 1 the paper has none,
-    and the step could not be trained; here `sigma_cap` replaces sigma, as in `flow_sde` (ours). As with `cps`, samples
-    do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.407 in 10
-    steps and 0.452 in 160.
+    `level` in [0, 1] is DDIM's eta. The share of fresh noise, level sqrt(1 - sigma), grows from step to step. In the
+    paper it is 0 at sigma 1, so that step could not be trained; here `sigma_cap` replaces sigma there, as in `flow_sde`
+    (ours). As with `cps`, samples do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5
+    are sampled with std 0.407 in 10 steps and 0.452 in 160.
     """
     sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
     new = level * torch.sqrt(1 - torch.where(sigma > 0.999, sigma_cap, sigma))
@@ -100,7 +100,7 @@ def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate:
 
 
 def _kept_coefficients(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, new: Tensor, old: Tensor):
-    """Return a step to the clean estimate plus noise of std sigma_next, of new and old noise; new^2 + old^2 = 1."""
+    """Return a step to (1 - sigma_next) x0 + sigma_next (old noise + new xi), with fresh xi and old^2 + new^2 = 1."""
     x0, noise = x - sigma * v, x + (1 - sigma) * v
     return (1 - sigma_next) * x0 + sigma_next * old * noise, sigma_next * new
 
@@ -137,7 +137,7 @@ class Kernel:
 
     @property
     def preserves(self) -> bool:
-        """Return whether the kernel keeps the coefficients of the flow: level at most 1, no noise at sigma_next 0."""
+        """Return whether steps preserve the flow's coefficients. Then level is at most 1 and a step to sigma 0 has std 0."""
         return self.name in PRESERVING
 
     @property
@@ -177,8 +177,9 @@ def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
     """Return the size of the gradient of one step's log-probability with respect to the velocity, for a typical draw.
 
-    If the error is std xi, an element of the gradient is slope xi / std for `sum`, slope xi / (std D) for `mean` with D
-    dimensions, and 2 slope std xi / D for `constant_free`. Return the factor of xi without 1 / D; 0 without noise.
+    For an error std xi with normal xi, an element of the gradient is slope xi / std for `sum`, slope xi / (std D) for
+    `mean` with D dimensions, and 2 slope std xi / D for `constant_free`. Return the absolute factor of xi without 1 / D;
+    return 0 if std is 0.
     """
     moved, std = slope(kernel, sigma, sigma_next, sigma_cap)
     if std == 0:

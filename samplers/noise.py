@@ -26,7 +26,7 @@ def _key(address: tuple[Address, ...]) -> np.ndarray:
 
 
 def uniforms(addresses: Sequence[tuple[Address, ...]], width: int) -> torch.Tensor:
-    """Return the first `width` numbers of each address by `generator`: float64 (R, width) in [0, 1), on the CPU."""
+    """Return the first `width` uniforms of `generator` at each of R addresses: float64 (R, width) in [0, 1), on the CPU."""
     numbers = np.empty((len(addresses), width))
     philox = np.random.Philox(key=0)
     started, drawing = philox.state, np.random.Generator(philox)

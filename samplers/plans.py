@@ -65,7 +65,7 @@ def twigs(kernels: Sequence[Kernel], stochastic: Collection[int], length: int | 
     """Return the plan of trained chains with an ODE twig from every node to a clean sample.
 
     A twig has at most `length` steps (None: all that remain). Its first step shares its node's evaluation. A node has
-    no twig if the chain takes the same steps to the end. With `root` the start has one, too, for the gain of step 0.
+    no twig if the chain takes the same steps to the end. The root has one only with `root`, for the gain of step 0.
     """
     end = len(kernels)
 

@@ -1,4 +1,4 @@
-"""Pruned trees: some edges leave the update, and the others are collected into full model calls."""
+"""Pruned trees: the update drops some trained edges and regroups the remaining ones into full micro-batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 
 def prune(tree: Tree, keep: torch.Tensor, micro_batch: int, parts: torch.Tensor | None = None) -> Tree:
-    """Return the tree with only the trained edges in `keep` (nodes,), collected into evaluations of `micro_batch` rows.
+    """Return the tree with only the trained edges whose node is True in `keep` (nodes,), in full micro-batches.
 
     A row shares its batch with other rows than in the rollout, so its ratio is 1 only up to rounding. `parts` (nodes,)
-    has the part of the update of each edge, equal for edges that leave one state; None: the part of the root.
+    has the index of the optimizer step that trains each edge, equal for edges that leave the same state. If it is None,
+    the edge's root decides (`Root.part`).
     """
     kept_rows: dict[tuple[int, float], list[tuple[Evaluation, int]]] = defaultdict(list)
     for evaluation in tree.evaluations:

@@ -39,9 +39,9 @@ def random_window(size: int, first: int, end: int, rng: np.random.Generator) -> 
 
 
 def sliding_window(size: int, first: int, end: int, iteration: int, every: int, stride: int) -> range:
-    """Return the window at `iteration`: it begins at `first` and moves by `stride` every `every` iterations.
+    """Return a window of `size` steps, which begins at `first` and moves by `stride` steps every `every` iterations.
 
-    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). It stays at the end; its code can also start again.
+    MixGRPO's progressive strategy (arXiv 2507.21802, Algorithm 1). At `end` the window stays; MixGRPO's code can restart it.
     """
     start = min(first + iteration // every * stride, end - size)
     return range(start, start + size)

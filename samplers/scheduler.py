@@ -28,9 +28,9 @@ from samplers.levels import DEFAULT_LEVELS
 
 
 class Timesteps(torch.Tensor):
-    """The timesteps of a whole run; iterating yields only those of `steps`. Slices and results are plain tensors.
+    """All timesteps of a run; iteration yields only those of `steps`. Slices and results of operations are plain tensors.
 
-    So a pipeline that finds its last step by number, or looks one step ahead, reads the same values as in a whole run.
+    So a pipeline that finds its last step by index, or looks one step ahead, reads the same values as in a whole run.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch documents
@@ -136,7 +136,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None = None, return_unused_kwargs: bool = False, **kwargs):
-        """Build from a config as diffusers does, with `flow_shift` as `shift`; raise ValueError if it is of no flow."""
+        """Build from a config as diffusers does, with `flow_shift` as `shift`; raise ValueError unless it is for a flow."""
         if config is not None and config.get("prediction_type", "flow_prediction") != "flow_prediction":
             raise ValueError(
                 f"the scheduler predicts {config['prediction_type']!r}, not a flow: flow kernels need a model trained by "
@@ -243,7 +243,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         return sample
 
     def _moving_tokens(self, times: torch.Tensor, timestep: float | torch.Tensor, count: int) -> torch.Tensor:
-        """Return the indices (n,) of the tokens that move; raise ValueError unless the others are at 0 in every row."""
+        """Return the indices (n,) of the tokens at `timestep`; raise ValueError unless all others are at 0 in every row."""
         moving = times[0] > 0
         if (times != torch.where(moving, timestep, 0).to(times)).any():
             raise ValueError(
@@ -268,8 +268,9 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         """Take a step of the kernel, and append a `StepRecord` to `history` if `recording`.
 
         The next sample is rounded to the model's dtype before its log-probability is computed, so a replay scores
-        exactly the stored sample. Sigmas are found by index. `timestep` only finds the first index, unless a slice or a
-        begin index gives it. `s_churn` to `s_noise` have no effect, as in the parent.
+        exactly the stored sample. Sigmas are looked up by a step index that each call advances. `timestep` only finds
+        the first index, and not even that after `restrict` to a slice or with a begin index. `s_churn` to `s_noise`
+        have no effect, as in the parent.
 
         With `per_token_timesteps` (B, T) the model's output points to the data. Tokens at time 0 are conditions: they
         do not move and are not recorded. Raise ValueError if a token's time is neither 0 nor that of the step.

@@ -32,11 +32,11 @@ class Move:
 
     Attributes:
         trained: whether the edges take part in the update.
-        ode_stops: None for one step of the schedule. Otherwise the indices of the schedule, up to its end, at which ODE
-            steps stop; the plan is not asked again.
+        ode_stops: None for one step of the schedule. Otherwise the indices of the schedule at which successive ODE
+            steps stop, up to the schedule's end; the plan is not called for them.
         sibling_strength: None if siblings have independent noise. A number s gives them (xi_0 + s eta) / sqrt(1 + s^2),
             where xi_0 is shared and each has its own eta (BranchGRPO, arXiv 2509.06040).
-        noise_scale: factor of the drawn noise, unknown to the log-probability; any but 1 breaks the marginals.
+        noise_scale: factor of the drawn noise, which the log-probability ignores; a value other than 1 breaks the marginals.
     """
 
     kernel: Kernel = ODE
@@ -69,7 +69,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Root:
-    """Start `index` of a prompt group, with the model's condition `row`; optimizer step `part` trains its tree."""
+    """Initial latent `index` of a prompt group, with the model's condition `row`; optimizer step `part` trains its tree."""
 
     group: int
     index: int
@@ -126,7 +126,8 @@ class Edges:
 class Evaluation:
     """One call of the model: B states at one sigma, and all edges that leave them.
 
-    `state` has tensors (B, ...), kept if edges are trained. `velocity` is kept with its autograd graph if requested.
+    `state` has tensors (B, ...), or is None if no edge is trained. `velocity` has its autograd graph, or is None if
+    `keep_graphs` of `grow` did not ask for it.
     """
 
     sigma: float
@@ -194,14 +195,15 @@ def grow(
 ) -> Tree:
     """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
 
-    An evaluation has only states with trained edges, or only states without, so that the update replays no others.
+    An evaluation has only states with trained edges, or only states without, so the update replays no untrained ones.
 
     Args:
         sigmas: the schedule, float32 values, descending to 0.
         start: states of the R roots, tensors (R, ...) in the storage dtype.
         micro_batch: largest number of rows of one evaluation.
-        keep_graphs: parts of the update whose trained evaluations keep the autograd graph of their velocity.
-        held: if given, takes the nodes from which only ODE steps lead to the end, with move and state, ungrown.
+        keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
+        held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
+            the schedule's end; such nodes are not grown.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}

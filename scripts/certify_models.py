@@ -1,8 +1,8 @@
-"""Measure the certificate of every pipeline of the zoo, and write flowgrpo/data/models.json and docs/models.md.
+"""Certify every pipeline of tests/zoo by checks, and write flowgrpo/data/models.json and docs/models.md.
 
     python scripts/certify_models.py [NAME ...]
 
-With names, only their rows are measured. All rows take about 6 minutes on 2 cores. Failed pipelines are listed with
+With names, only these pipelines are certified again. All take about 6 minutes on 2 cores. Failed pipelines are listed with
 reasons.
 """
 
@@ -34,7 +34,7 @@ TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "model
 
 
 def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
-    """Measure one row of the table, print its result and return the row."""
+    """Certify one specimen, print the result, and return its row of the table."""
     pipeline, _, variant = name.removesuffix(")").partition(" (")
     started = time.perf_counter()
     try:
@@ -62,7 +62,7 @@ def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]], before: str) -> str:
-    """Return docs/models.md with the tables and the number of classes replaced."""
+    """Return `before`, the text of docs/models.md, with its tables and its number of classes replaced."""
     certified = [r for r in rows if r["certified"]]
     tables = {
         "| class | task | bfloat16 drift |": [
@@ -100,7 +100,7 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Measure, and write both files."""
+    """Certify the specimens of these names (all if empty), and write both files."""
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

@@ -2,8 +2,8 @@
 
     python scripts/fuzz.py {configs,media,folders,server,weights,loras,plugins,tables} [--seed 0] [--count N]
 
-Exit status 1, with the smallest failing case, if a case ends in a traceback, is slow, or gets a longer message. The
-cases are in tests/fuzzing; docs/reliability.md has the figures.
+Exit status 1, with the smallest failing case, if a case ends in a traceback, is slow, or is refused in more than one
+sentence. The cases are in tests/fuzzing; docs/reliability.md has the figures.
 """
 
 import argparse

@@ -77,7 +77,7 @@ class Batches:
         self.words, self.rng = words, np.random.default_rng(seed)
 
     def __call__(self, shares: dict[str, float], lazy: dict[str, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids and whether each is part of an answer, (BATCH, LONGEST_PROMPT + LENGTH)."""
+        """Return token ids and a bool mask of the answers, both (BATCH, LONGEST_PROMPT + LENGTH)."""
         tasks = self.rng.choice(list(shares), BATCH, p=list(shares.values()))
         rows = [draw(str(task), "train", self.rng) for task in tasks]
         ids = torch.full((BATCH, LONGEST_PROMPT + LENGTH), self.words.eos_token_id)
@@ -99,7 +99,7 @@ class Batches:
         return row["completion"]
 
     def hidden(self, ids: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are masked, bool (BATCH, T); rates t in answers are spread evenly over the batch."""
+        """Return which tokens are masked, bool (BATCH, T); answers at evenly spread rates t, and parts of some prompts."""
         rate = (torch.randperm(BATCH)[:, None] + torch.rand(BATCH, 1)) / BATCH
         blind = torch.rand(BATCH, 1) < HIDDEN_PROMPTS
         rate = torch.where(answer, rate, PROMPT_RATE * blind)
@@ -107,7 +107,7 @@ class Batches:
 
 
 def train(network: LlamaForCausalLM, batches: Batches, steps: int, rate: float, *mixture: Any) -> None:
-    """Train to predict masked tokens in batches of a mixture; at the end the weights are their moving average.
+    """Train to predict masked tokens of `batches(*mixture)`; at the end the weights are set to their moving average.
 
     Muon orthogonalises the updates of the layers' matrices; AdamW trains the embedding and the norms.
     """

@@ -43,7 +43,7 @@ SERVED.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong change of a file: `before`, which it holds once, becomes `after`."""
+    """A wrong change of a file: the only occurrence of `before` becomes `after`."""
 
     file: str  # path in the tree
     before: str

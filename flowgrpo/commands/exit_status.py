@@ -58,7 +58,7 @@ def suggest_override(settings: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def suggest_option(options: Mapping[str, bool]) -> Iterator[None]:
-    """Add the first unused option to an `OutOfMemory`; `options` maps each, best first, to whether it is unused."""
+    """Add the best unused option to an `OutOfMemory`. `options` tells whether each is unused, from the best to the worst."""
     try:
         yield
     except OutOfMemory as error:

@@ -82,7 +82,8 @@ def check_environment(environment: Mapping[str, str]) -> None:
 def check_alone(environment: Mapping[str, str]) -> None:
     """Refuse a single process that `accelerate launch` started although several were requested.
 
-    accelerate starts only one process if there is no GPU for each. Its command line or config has the requested number.
+    accelerate starts only one process if there is no GPU for each. The requested number is read from its command
+    line or config.
     """
     waits = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
     if not waits or not environment.keys().isdisjoint({"WORLD_SIZE", *MPI}):
@@ -106,7 +107,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def accelerate_asked(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the processes and machines (default 1) that an `accelerate launch` line or config asks for, or None."""
+    """Return the numbers of processes and machines that `accelerate launch` was asked for; None for other command lines."""
     heads = [end for end in range(1, len(words) + 1) if LAUNCHER.search(" ".join(words[:end]))]
     if not heads:
         return None
@@ -167,7 +168,7 @@ def command() -> list[str]:
 def is_restarted(begun_by: str | None) -> bool:
     """Return whether torchrun restarted this process, or replaced one that vanished, to resume its run.
 
-    `begun_by` is the `TORCHELASTIC_RUN_ID` that the run began with; torchrun sets "none" without an id.
+    `begun_by` is the `TORCHELASTIC_RUN_ID` under which the run began; torchrun sets it to "none" if it is given no id.
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     return again or (begun_by not in (None, "none") and begun_by == os.environ.get("TORCHELASTIC_RUN_ID"))
@@ -234,7 +235,7 @@ def relaunch(processes: int, folder: Path) -> int:
 def end_with_launcher() -> None:
     """Let the kernel send SIGTERM to this process when its launcher dies, so that the run saves and ends.
 
-    Otherwise it would go on and keep the run's folder locked. Only processes that `relaunch` started have a launcher.
+    Otherwise this process would keep the run's folder locked. Only processes that `relaunch` started have a launcher.
     """
     if OURS not in os.environ:
         return

@@ -1,4 +1,4 @@
-"""What model cards import to open a row's picture; see `flowgrpo.data.conditions`."""
+"""Public import for the code in model cards: `loaded` opens the files of a row (`flowgrpo.data.conditions.load_file`)."""
 
 from flowgrpo.data.conditions import load_file as loaded
 

@@ -40,7 +40,7 @@ def load_file(value: Any) -> Any:
 
 
 def check(columns: Iterable[Mapping[str, Any]], taken: Collection[str], key: str) -> None:
-    """Open every file named in columns that the pipeline takes. Raises InputError if one is missing or unreadable."""
+    """Open each file that rows name in the `taken` columns. Raises InputError, naming `key`, if one cannot be used."""
     given = [(name, value) for row in columns for name, value in row.items() if name in taken]
     values = [(name, one) for name, value in given for one in (value if isinstance(value, list) else [value])]
     for column, value in dict.fromkeys((n, v) for n, v in values if n in COLUMNS and isinstance(v, str)):
@@ -63,7 +63,7 @@ def _read(name: str) -> Any:
 
 @lru_cache(maxsize=FILES_KEPT)
 def _decode(name: str, modified: int | None) -> Any:
-    """Decode a file; its time of change keeps the cache from giving what the file held before."""
+    """Decode a file. Its modification time is part of the cache's key, so that a changed file is decoded again."""
     suffix = suffixes.suffix_of(name)
     if suffix in suffixes.SOUNDS:
         return _sound(name)

@@ -143,7 +143,7 @@ def load(source: str, folder: str, key: str) -> list[Row]:
 
 
 def files(source: str, folder: str, key: str) -> list[Path]:
-    """Return the files of a corpus; arguments and errors as `load`."""
+    """Return the files of a corpus; arguments and errors are those of `load`."""
     name, _, split = source.partition(":")
     corpus, copy = CORPORA[name], Path(folder) / name
     if Path(split).suffix in tables.SUFFIXES:

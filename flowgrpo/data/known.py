@@ -91,6 +91,6 @@ def _tokenizer(**options: Any) -> transformers.PreTrainedTokenizerFast:
 
 
 def _processor() -> transformers.ProcessorMixin:
-    """Return Qwen2-VL's processor, the only one used by these pipelines."""
+    """Return a Qwen2-VL processor, the only kind of processor in the known pipelines."""
     pictures, videos = transformers.Qwen2VLImageProcessor(), transformers.Qwen2VLVideoProcessor()
     return transformers.Qwen2VLProcessor(pictures, _tokenizer(), videos, chat_template=TEMPLATE)

@@ -34,7 +34,7 @@ class Prompt:
 
 
 def load_split(section: Prompts, split: str) -> list[Prompt]:
-    """Return the prompts of a split, `train` or `eval`, of a config; raises as `load`."""
+    """Return the prompts of a config's split, `train` or `eval`; errors are those of `load`."""
     return load(getattr(section, split), f"prompts.{split}", **section.load_options)
 
 
@@ -62,7 +62,7 @@ def load(
 
 
 def _cell(name: str, cell: Any) -> Any:
-    """Convert a text of `num_inference_steps`, as tables hold it, to int; return other cells unchanged."""
+    """Convert a cell of the column `num_inference_steps` from text to int; return other cells unchanged."""
     is_number = name == STEPS and isinstance(cell, str) and cell.strip().isdecimal() and len(cell) < LONGEST_NUMBER
     return int(cell) if is_number else cell
 

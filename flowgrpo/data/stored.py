@@ -116,13 +116,13 @@ class Writer:
         return self.done + len(self._waiting)
 
     def add(self, groups: Sequence[tuple[Group, State]]) -> None:
-        """Add groups with latents (K, ...), and write a part once it is large enough; their columns must be JSON."""
+        """Add groups with latents (K, ...), and write a part once it is large enough. Prompt columns must be JSON."""
         self._waiting += [(group, tuple(x.detach().cpu() for x in latents)) for group, latents in groups]
         if sum(x.nbytes for _, latents in self._waiting for x in latents) >= SHARD:
             self._flush()
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the remaining groups, the table and the manifest; return the manifest, with the entries of `found`."""
+        """Write the remaining groups, the table and the manifest; return the manifest, which includes `found`."""
         self._flush()
         files = list(dict.fromkeys(row["file"] for row in self._rows))
         sizes = {file: (self.folder / file).stat().st_size for file in files}
@@ -134,7 +134,7 @@ class Writer:
         return manifest
 
     def _read_parts(self) -> list[dict[str, Any]]:
-        """Return the rows of complete parts; a part's table is written after its latents."""
+        """Return the rows of the complete parts: those with a table, since it is written after the part's latents."""
         rows: list[dict[str, Any]] = []
         for path in takewhile(Path.exists, (self.folder / PART.format(number) for number in count())):
             rows += [row for _, row in tables.rows(path, "--groups")]
@@ -169,7 +169,7 @@ class Writer:
 
 
 def read(folder: Path, key: str = KEY) -> Stored:
-    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file has another size."""
+    """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file's size is wrong."""
     if not (folder / MANIFEST).is_file():
         cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
         raise InputError(

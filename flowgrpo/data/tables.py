@@ -115,7 +115,7 @@ def _first_repeated(names: Sequence[str]) -> str | None:
 
 
 def check_plain(value: Any, place: str) -> None:
-    """Raise InputError for values that later steps cannot handle: too deep, huge integers, lone surrogates."""
+    """Raise InputError for values that later steps cannot handle: deep nesting, huge integers, lone surrogates."""
     waiting = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -212,7 +212,7 @@ def _declared_delimiter(path: Path, text: str) -> str | None:
 
 
 def _delimiter(path: Path, text: str, needed: str | None) -> str:
-    """Guess the delimiter from the first line: it names the needed column, or else has several columns."""
+    """Guess the delimiter: it splits the first line into columns with `needed` among them, or else into several columns."""
     first, names = next(StringIO(text, newline=None), "").rstrip("\n"), {}
     for delimiter in DELIMITERS[path.suffix.lower()]:
         with suppress(csv.Error):

@@ -19,7 +19,7 @@ LARGEST_VALUE = 1 << 17  # values, with aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 3e-4 as a number and 0:0.6 as a text, and refuses repeated keys and huge aliases."""
+    """YAML loader that reads 3e-4 as a number and 0:0.6 as a text, and refuses repeated keys and huge alias expansions."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _decimal(tag: str, pattern: re.Pattern[str]) -> tuple[str, re.Pattern[str]]:
-    """Return a resolver without numbers of base 60: YAML 1.1 reads 1:30 as 90."""
+    """Return a resolver that leaves out base-60 numbers: YAML 1.1 reads 1:30 as 90."""
     if tag not in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
         return tag, pattern
     return tag, re.compile(f"(?!.*:)(?:{pattern.pattern})", pattern.flags)

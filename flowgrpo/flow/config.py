@@ -133,7 +133,7 @@ class Algorithm(AlgorithmSection):
         return self.tree.roots(group_size)
 
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """Return the plan of an iteration's trees and the moves that the update trains; for arguments see `Rooted.plan`."""
+        """Return the plan of an iteration's trees, in which trained moves are marked; for arguments see `Rooted.plan`."""
         if self.kernel.name == "ode":
             return plans.chain(kernels, (), ())
         return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
@@ -213,7 +213,7 @@ class Algorithm(AlgorithmSection):
         return self
 
     def _check_prefix(self) -> None:
-        """Raise InputError for settings that break up paths, for an objective that sums log ratios along paths."""
+        """Raise InputError for settings that do not fit an objective which sums log ratios along whole paths."""
         objective, pruning = self.objective.name, getattr(self.tree, "prune", None)
         if self.kernel.log_prob == "constant_free":
             raise InputError(

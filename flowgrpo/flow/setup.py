@@ -63,8 +63,8 @@ def check(settings: Config, data: RunData) -> None:
     """Check all that can be checked without the model.
 
     Raises:
-        InputError: the axes do not fit each other, the folder's calibration cannot be read, or `model.lora.path` is not a
-            LoRA for the model.
+        InputError: the axes of `algorithm` do not fit each other, the folder's calibration cannot be read, or
+            `model.lora.path` is not a LoRA for the model.
         RewardError: a reward fails on synthetic samples.
     """
     if settings.algorithm.kernel.calibrate is not None:
@@ -158,7 +158,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
 
 
 def _refuse_pins(policy: DiffusersPolicy) -> None:
-    """Raise InputError if the pipeline pins a part of the state: it skips some calls of a network, so shards cannot meet."""
+    """Raise InputError if the pipeline pins a part of the state: it skips network calls, which all shards must make."""
     if policy.walk.pins:
         raise InputError(
             f"run.sharding: {type(policy.pipe).__name__} pins a part of what it samples, and its network is not always "
@@ -168,7 +168,7 @@ def _refuse_pins(policy: DiffusersPolicy) -> None:
 
 @torch.no_grad()
 def _meet(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
-    """Call each network of a policy once, with the same calls on every process; see `Lockstep`."""
+    """Call each network of a policy once, with the same arguments on every process; see `Lockstep`."""
     state = policy.start(rows)
     for sigma in (policy.sigmas[0], policy.sigmas[-2]):  # a model with two experts has one for each of these
         policy.velocity(state, sigma, rows)
@@ -274,7 +274,7 @@ def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> li
 def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
     """Call every reward on two synthetic samples of the first prompt that it applies to.
 
-    `shape` is a sample's, see `modality.expected_shape`. Raise RewardError if a reward fails, or breaks the contract.
+    `shape` is a sample's, see `modality.expected_shape`. Raise RewardError if a reward fails, or returns wrong values.
     """
     sample, rate = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
     for reward, prompt in pair_with_prompts(rewards, prompts):

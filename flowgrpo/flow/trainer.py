@@ -1,13 +1,13 @@
 """The training loop of a flow model: grow trees of samples, score them, assign credit, update the policy.
 
-The policy gives velocities. The six axes give the plan of the trees, the compared units, the advantages and the loss; the
-loop never asks which method is running. It departs from the loops of the papers' released code as follows. (Departures of a
-single method stand above its row in `flow.methods.presets`.)
+The policy gives velocities. The six axes of `algorithm` give the plan of the trees, the compared units, the advantages and
+the loss; the loop never asks which method is running. It departs from the loops of the papers' released code as follows.
+(Departures of a single method stand above its row in `flow.methods.presets`.)
 
  1. The update replays the rollout's own calls of the model, with the same rows in the same order, so that before the first
-    optimizer step every ratio is exactly 1 in float32. If edges leave the update, its calls have another size, or parts are
-    made of edges, the rows are gathered anew and the ratio is 1 up to rounding (see `flow.updates.replay`). Flow-GRPO's code
-    shuffles the samples and cuts them into new batches.
+    optimizer step every ratio is exactly 1 in float32. If edges leave the update, if rollout and update have unequal batch
+    sizes, or with `train.split: edges`, the rows are gathered into new calls and the ratio is 1 up to rounding (see
+    `flow.updates.replay`). Flow-GRPO's code shuffles the samples and cuts them into new batches.
  2. The loss of an optimizer step is the weighted mean over all of its edges, on all processes. The released code takes a
     mean over each micro-batch, and then the mean of those.
  3. Noise has an address (seed of the run, iteration, group, path in the tree, step). So it is the same in any batch, on any
@@ -20,7 +20,7 @@ single method stand above its row in `flow.methods.presets`.)
     finite leaves the update. The rest of the group is trained on. An optimizer step whose gradient is not finite is skipped,
     and counted.
  7. Held-out prompt i starts from the noise of seed i at every evaluation. Flow-GRPO's code also evaluates by ODE and with
-    the average of the weights, but draws new starts each time.
+    the average of the weights, but draws new noise each time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Engine(Protocol):
     def roll_out(
         self, run: RunState, plan: Plan, roots: Sequence[Root], *, micro_batch: int, keep_means: bool
     ) -> tuple[Tree, torch.Tensor, Drawn]:
-        """Return the chains from some roots, their samples in the order of its leaves, and the engine's report on them."""
+        """Return the chains from `roots` as a tree, samples in the order of its leaves, and importance weights of edges."""
 
 
 class FlowWing(Wing):
@@ -149,7 +149,7 @@ class FlowWing(Wing):
 
     @override
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
-        """Calibrate the noise level of each step if the kernel says so, and decide whether rollouts keep graphs."""
+        """Calibrate each step's noise level if the kernel asks for it; decide whether rollouts keep autograd graphs."""
 
         def at_levels(iteration: int, levels: list[float]) -> Batch:
             self.levels = levels
@@ -254,7 +254,7 @@ class FlowWing(Wing):
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
-        """Update the shape of an adaptive tree; return how drafts, cheap finishes and the engine agree with the policy."""
+        """Update an adaptive tree's shape; return metrics of how drafts, cheap finishes and the engine match the policy."""
         run, line = self.run, dict[str, Any]()
         gather = run.collectives.gather_shards
         if self.shaping is not None:
@@ -323,7 +323,7 @@ class FlowWing(Wing):
         return build_rows(longest_and_shortest(self.run.train_prompts)[:1])
 
     def _roots(self, iteration: int, groups: Groups, starts: Sequence[Sequence[int]]) -> list[Root]:
-        """Return this process's roots of the iteration; `starts` has the numbers of each group's starts."""
+        """Return this process's roots of the iteration; `starts` has the indices of each group's initial noises."""
         of_roots = assign_minibatches(self.config, groups, iteration)
         shared = self.config.algorithm.tree.start == "shared"
         roots = []
@@ -357,7 +357,7 @@ class FlowWing(Wing):
         return Row(prompt.text, self.engine.seed(seed, iteration, group, start), prompt.columns)
 
     def _pool(self, iteration: int, groups: Groups) -> Assignment:
-        """Return the initial noises that the draft samples, by process; empty if the run has no draft."""
+        """Return which initial noises each process samples from for the draft; none if the run has no draft."""
         return assign_pool(self.config, groups, iteration=iteration, shard=self.run.shard)
 
 
@@ -374,7 +374,7 @@ def flow_loop(
     """Return the training loop of a flow model.
 
     The modules of `policy` have adapters or are unfrozen. For `engine` and `source` see `FlowWing`. `frame_rate` is
-    that of video samples, per second. `options` are further arguments of `RunState`: rewards, prompts, accelerator.
+    in frames per second, for video samples. `options` are further arguments of `RunState` (rewards, prompts, ...).
     """
     run = RunState(config, policy, weights, **options)
     return build_loop(run, FlowWing(run, engine=engine, source=source), frame_rate=frame_rate)

@@ -76,9 +76,9 @@ def policy_and_weights(
 ) -> tuple[TextPolicy, Weights]:
     """Load the model of a config, and return it with its trained weights.
 
-    A learned schedule is the module `schedule` of the weights. Weights that will not be trained (`learns` is false)
-    have no average and no reference. With `run.sharding` the model is loaded and probed in host memory; each process
-    then moves its part to the device.
+    A learned schedule is `weights.extra_modules["schedule"]`. Weights that will not be trained (`learns` is false) have
+    no moving average and no reference. With `run.sharding` the model is loaded and probed in host memory; each process
+    then moves its shard to the device.
 
     Raises:
         InputError: the model does not exist or does not support the gradient checkpointing that the config sets,

@@ -5,17 +5,17 @@ running. It departs from the loops of the papers' released code as follows. (Dep
 row in `mdlm.methods.presets`.)
 
  1. A mean over completions or tokens is taken over the whole optimizer step, on all processes. The released code takes it
-    over a device's micro-batch, and then over those means.
+    over each micro-batch of a device, and then averages these means.
  2. Tokens and masks are drawn for each completion at its own address (seed of the run, iteration, group, index; for masks
     also the pass). They are the same in any batch, on any number of processes and after a resume. The released code has one
     seed for a batch. With `run.engine` only the seeds are addressed; the engine draws from them as it likes.
- 3. If the likelihood scores exactly what the decoder recorded, the recorded numbers are the old log-probabilities. If an
-    iteration has one optimizer step, none are computed, because the policy is still the old one. If the views are the same
-    in every pass, the log-probabilities of the old policy and of the reference are computed once for all passes.
+ 3. If the decoder recorded the log-probabilities that the likelihood needs, these are the old log-probabilities. If an
+    iteration has one optimizer step, no old ones are computed, because the policy is still the old one. If the views are
+    the same in every pass, the log-probabilities of the old policy and of the reference are computed once for all passes.
  4. The gradient is exact for any number of views. Only the graph of one call of `train.micro_batch` evaluations is in
     memory at a time (see `mdlm.methods.backward`).
- 5. Tokens that fill a completion up behind its end are not trained on, since no step of the decoder decided them. Of given
-    tokens only those that `algorithm.hints` chooses are trained on.
+ 5. Tokens that fill a completion up behind its end are not trained on, since no step of the decoder decided them. Tokens
+    given as hints are not trained on either, except those that `algorithm.hints` chooses.
  6. Completions of advantage 0 stay in the update, unless `algorithm.baseline.drop_zero`.
  7. A completion has weight 0 if its reward failed or a log-probability is not finite; the others of its group are trained
     on. An optimizer step whose gradient is not finite is skipped, and counted.
@@ -69,8 +69,8 @@ class Engine(Protocol):
 class TextWing(Wing):
     """A masked-diffusion language model in the training loop.
 
-    `schedule`, one of the trained modules, is the policy of the decoder's numbers; None if they are fixed. `engine`
-    samples rollouts in place of the policy; None if the policy samples them.
+    `schedule`, one of the trained modules, draws settings of the decoder (Co-GRPO); None if its settings are fixed.
+    `engine` samples rollouts in place of the policy; None if the policy samples them.
     """
 
     def __init__(self, run: RunState, *, schedule: SchedulePolicy | None = None, engine: Engine | None = None):
@@ -129,7 +129,7 @@ class TextWing(Wing):
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        """Return the completions, each compared with the others of its group."""
+        """Return the completions as units of credit, each compared with the others of its group."""
         count = len(batch.members)
         ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
         root = torch.tensor([index for _, index in batch.members])
@@ -171,12 +171,12 @@ class TextWing(Wing):
         return self._typical(self.eval_decoder, count) if scheduled else self.eval_decoder
 
     def _typical(self, decoder: Decoder, count: int) -> Decoder:
-        """Return a decoder for `count` answers; a learned schedule sets its numbers to the middle of the distribution."""
+        """Return the decoder for `count` answers; settings that a learned schedule draws take their current medians."""
         return decoder if self.schedule is None else apply_actions(decoder, self.schedule.typical(count))
 
 
 class TextMinibatches(Minibatches):
-    """The optimizer steps of an iteration: one for each part of the completions in each pass."""
+    """The optimizer steps of an iteration: in each pass one for each of `train.updates` parts of the completions."""
 
     sized_by = UPDATE
 

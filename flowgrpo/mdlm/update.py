@@ -1,4 +1,4 @@
-"""The update of a text model: likelihood estimates of completions, and one optimizer step per part and pass."""
+"""The update of a text model: likelihood estimates, and in each pass an optimizer step for each part of the completions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class UpdateBatch:
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
-        correction: (B, L) importance weight of each token that an engine drew; None without its log-probabilities.
+        correction: (B, L) importance weight of each token that an engine drew; None if no engine sent log-probabilities.
     """
 
     rows: Tensor
@@ -80,11 +80,11 @@ def update_batches(
     parts: Tensor,
     versions: Versions,
 ) -> list[UpdateBatch]:
-    """Build the batch of each optimizer step of an iteration, one for each part of each pass, in their order.
+    """Build the batches of an iteration's optimizer steps, in order: in each pass one for each part of the completions.
 
     Args:
-        advantages, weight: (B,) of the completions; those of weight 0 are left out.
-        parts: (B,) number of the part that each completion belongs to.
+        advantages, weight: (B,) of the completions; completions of weight 0 are left out.
+        parts: (B,) number, from 0 to `train.updates` - 1, of the part that each completion belongs to.
         versions: earlier versions of the policy; one of them may have sampled the completions.
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
@@ -135,7 +135,7 @@ def update_batches(
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
     """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere.
 
-    The calls are cut as in the update, so that both have the same rounding.
+    Evaluations are grouped into the same calls as in the update, so that both have the same rounding.
     """
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
     rows = config.train.update_rows
@@ -156,8 +156,8 @@ def update_on(
 ) -> UpdateStats:
     """Take one optimizer step on some completions of a batch, and return its statistics on this process.
 
-    No step is taken if no process has a scored token, or if a gradient is not finite. `schedule` is the policy of the
-    decoder's numbers (Co-GRPO); None if they are fixed.
+    No step is taken if no process has a scored token, or if a gradient is not finite. `schedule` is the policy that drew
+    settings of the decoder (Co-GRPO); None if its settings are fixed.
     """
     update_batch = update_batch.finite()
     algorithm, train = config.algorithm, config.train
@@ -223,7 +223,7 @@ def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
 
 
 def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
-    """Return the loss of the schedule's actions: a mean over each completion's steps, then a weighted sum over them."""
+    """Return the loss of the schedule's actions: a mean over a completion's steps, then a weighted sum over completions."""
     objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
     assert isinstance(objective, Ratio), "the config refuses others"
     assert actions is not None
@@ -237,8 +237,8 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
 def _measure(stats: UpdateStats, outcome: Outcome, objective: Objective, *, scored: Tensor, moved: bool) -> None:
     """Add an update's outcome to the statistics, which are sums over tokens.
 
-    A value of a whole completion counts once for each of its tokens in `scored` (B, L). Unless the policy may have
-    `moved` since it sampled, the ratio is 1 and not measured.
+    A value of a whole completion counts once for each of its tokens in `scored` (B, L). `moved` is whether the policy may
+    have changed since it sampled; if not, every ratio is 1 and `max_abs_log_ratio` is None.
     """
     found = (
         objective.log_ratio(outcome.inputs).abs(),

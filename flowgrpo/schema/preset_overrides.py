@@ -56,9 +56,9 @@ def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) ->
 
 
 def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Merge an axis that a user wrote into the preset's row; return the name and the options of the choice.
+    """Merge an axis as `written` by the user into the preset's `row`; return the name and the options of the choice.
 
-    A word replaces the row, and so does a map with another name. A map without a name, or with the row's name, replaces
+    A string replaces the row, and so does a map with another name. A map without a name, or with the row's name, replaces
     single options. Raises InputError with the dotted key `place` if the choice is unknown.
     """
     if not isinstance(written, str | Mapping):

@@ -12,7 +12,7 @@ def compared(stated: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, dic
 
 
 def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()) -> str:
-    """Format the result of `compared` as one line, which ends with the keys `not_said` by the source."""
+    """Format the result of `compared` as one line; it ends with the keys that the source does not state (`not_said`)."""
     parts = [
         f"{_name(key)} {_short(both['source'])}"
         + ("" if _agree(both["source"], both["run"]) else f" (here {_short(both['run'])})")

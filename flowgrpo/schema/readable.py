@@ -15,6 +15,6 @@ def readable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text, made `readable`, as one line of at most `LONGEST_LINE` characters; it may lose its middle."""
+    """Return a text, made `readable`, as one line of at most `LONGEST_LINE` characters; a longer text loses its middle."""
     line = readable(text).expandtabs(1).replace("\n", r"\n")
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 205]} ... {line[-200:]}"

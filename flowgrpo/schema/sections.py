@@ -66,7 +66,7 @@ class Prompts(Strict):
 
     @property
     def load_options(self) -> dict[str, Any]:
-        """Return further arguments of `flowgrpo.data.prompts.load`."""
+        """Return the keyword arguments of `flowgrpo.data.prompts.load` that this section sets."""
         return {"column": self.column, "folder": self.folder}
 
 
@@ -107,7 +107,7 @@ class Optimizer(Strict):
 
 
 class Select(Strict):
-    """Selection of the units that are trained on, among those that are compared."""
+    """Selection of the credit units to train on, within each set of units that are compared."""
 
     rule: Literal["extremes", "max_variance"] = "extremes"
     """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
@@ -129,7 +129,7 @@ class Ema(Strict):
     """Optimizer steps between two moves of the average."""
 
     def decay_at(self, step: int) -> float:
-        """Return the decay for optimizer step `step`, counted from 0; 1 if the average does not move there."""
+        """Return the decay for optimizer step `step`, counted from 0; 1 if the average does not move at that step."""
         return 1.0 if (step + 1) % self.every else min((1 + step) / (self.warmup + step), self.decay)
 
 
@@ -181,7 +181,7 @@ class Train(Strict):
 
     @property
     def part_rows(self) -> int:
-        """Return the number of trajectories of which one optimizer step trains samples or edges, over all processes."""
+        """Return the number of trajectories, over all processes, whose samples or edges one optimizer step trains on."""
         return self.groups * self.group_size // (1 if self.split == "edges" else self.updates)
 
     @property
@@ -290,11 +290,11 @@ class Run(Strict):
 
     @property
     def shards(self) -> int:
-        """Return the number of data shards with `run.processes`; a context-parallel group has one shard."""
+        """Return the number of data shards: one for each training process, or for each context-parallel group of them."""
         return max(1, self.trainers(self.processes) // self.context_parallel)
 
     def trainers(self, processes: int) -> int:
-        """Return how many of the processes train."""
+        """Return how many of `processes` train; the others are generators and evaluators."""
         return processes - self.generators - self.evaluators
 
 
@@ -327,7 +327,7 @@ class RunConfig(Strict):
 
     @property
     def keeps_graphs(self) -> bool:
-        """Return whether rollouts may keep graphs for the update."""
+        """Return whether rollouts may keep their autograd graphs for the update."""
         return False
 
     @property

@@ -44,7 +44,7 @@ class AlgorithmSection(Strict):
 
 
 class Drafted(Strict):
-    """Options of drafts: cheap samples of many starts, by which the starts of a group are chosen."""
+    """Options of drafts: cheap samples from many initial states, whose rewards decide which of them a group uses."""
 
     if TYPE_CHECKING:  # likewise
         pool: int

@@ -21,7 +21,7 @@ def of_policy(run: RunState, stats: Sequence[UpdateStats]) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Start time of an iteration and end time of its rollout, with the count of model evaluations at that end."""
+    """Start time of an iteration, end time of its rollout, and the number of model evaluations at the rollout's end."""
 
     def __init__(self) -> None:
         self.started = self.rolled_out = time.perf_counter()

@@ -55,8 +55,8 @@ class Loop:
             EngineLost: an engine failed to roll out. A checkpoint was written if any iteration was finished.
             NothingToLearn: the last `run.patience` iterations, or all iterations of the run, had no advantage or no
                 update. A checkpoint was written.
-            Diverged: a checkpoint was due but the weights are not finite. It was not written.
-            Broken: all iterations are done, but the last samples have no rewards, or nothing could be learnt from them.
+            Diverged: a checkpoint was due, but it was not written since the weights are not finite.
+            Broken: all iterations are done, but the last samples have no rewards, or the last iteration learnt nothing.
         """
         state, graphs = self.state, self.wing.kept_graphs
         with self.wing.session(), state.report, self.background, name_sizes(self.batch_sizes, graphs):

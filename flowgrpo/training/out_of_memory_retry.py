@@ -54,7 +54,8 @@ class Retry:
     ) -> T:
         """Run `work` and return its result; run it again with less memory whenever memory runs out.
 
-        Other errors are raised, and out of memory when nothing is left to free or to halve.
+        Other errors are raised at once. An out-of-memory error is raised when no memory is left to free and the batch
+        size cannot be halved.
 
         Args:
             key: the batch size to halve, `UPDATE` or `ROLLOUT`.

@@ -37,11 +37,12 @@ class RunState:
         parameter_groups: the optimizer's groups; by default one group of all parameters.
         roles: which processes train, generate and evaluate.
         shards: data shards of this process: one, or several if it is a generator.
-        shard: the data shard it works on now.
+        shard: the data shard that this process works on now.
         done: number of finished iterations.
         beta: coefficient of the KL term; may adapt.
         combination: how the run's rewards are combined, for evaluations.
-        credited: the same for the rewards that are trained on; stored groups bring their own.
+        credited: how the rewards that are trained on are combined; differs from `combination` if a run trains on stored
+            groups, which have their own rewards.
         reward_names: names of the rewards that are trained on.
     """
 
@@ -117,7 +118,7 @@ class RunState:
     def groups(self, iteration: int) -> Groups:
         """Return the groups of an iteration on all processes.
 
-        The prompt statistics that choose them are as old as the weights that sample; see `run.staleness`.
+        They are chosen by the prompt statistics of the policy version that samples the iteration; see `run.staleness`.
         """
         known = self.versions.stats_at(iteration, self.prompt_stats)
         return build_groups(self.config, len(self.train_prompts), known, iteration)
@@ -127,7 +128,7 @@ class RunState:
         return assign_roots(self.config, groups, iteration=iteration, shard=self.shard)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:
-        """Gather objects of the processes that roll out together; a generator rolls out alone."""
+        """Concatenate the lists of all data shards; with `run.generators`, return `objects`: a generator rolls out alone."""
         return objects if self.roles.generators else self.collectives.gather_shards(objects)
 
     def set_learning_rate(self, number: int) -> None:

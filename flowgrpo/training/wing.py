@@ -23,7 +23,7 @@ Rollout = Callable[[int, Groups], Batch]
 
 @dataclass(frozen=True)
 class Compared:
-    """The units of this process with their advantages."""
+    """The credit units of this process with their advantages."""
 
     units: CreditUnits
     advantages: torch.Tensor  # (U,)
@@ -38,10 +38,10 @@ class Minibatches(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Build the inputs of the steps, unless they exist already."""
+        """Build the inputs of the optimizer steps, unless they exist already."""
 
     def forget(self) -> None:
-        """Drop what `prepare` built if it depends on the batch size; by default nothing does."""
+        """Drop the results of `prepare` that depend on the batch size; by default there are none."""
         return
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Wing(ABC):
 
     @abstractmethod
     def units(self, batch: Any) -> CreditUnits:
-        """Return the units of a batch that are compared: trajectories, branches or step gains."""
+        """Return the credit units of a batch: trajectories, branches or step gains, whose rewards are compared."""
 
     @abstractmethod
     def minibatches(self, batch: Any, compared: Compared) -> Minibatches:
@@ -112,13 +112,13 @@ class Wing(ABC):
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
         """Prepare the run, before its first evaluation or before a resumed run continues; by default do nothing.
 
-        `rollout` is retried when memory runs out. `to_come` returns the bytes that the run will still allocate, given
-        those of one call.
+        `rollout` is retried when memory runs out. `to_come` takes the bytes that one model call needs, and returns all
+        bytes that the run will still allocate.
         """
         return
 
     def observe(self, units: CreditUnits, batch: Any) -> dict[str, Any]:
-        """Observe the compared units of all processes, to adapt later rollouts; return metrics of the model kind."""
+        """Adapt later rollouts to the credit units of all processes; return metrics that only this kind of model has."""
         return {}
 
     def after_update(self, moved: dict[str, Any]) -> None:
@@ -130,9 +130,9 @@ class Wing(ABC):
         return None
 
     def restore_rollout_state(self, state: Any) -> None:
-        """Restore the result of `rollout_state` from a process that trains, or from a checkpoint."""
+        """Restore a result of `rollout_state` that a trainer sent or a checkpoint holds."""
         return
 
     def copies_to_come(self) -> int:
-        """Return the bytes of the copies of the networks that rollouts have yet to allocate."""
+        """Return the bytes of low-precision copies of networks that rollouts will still allocate."""
         return 0

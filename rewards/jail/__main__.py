@@ -1,8 +1,9 @@
 """Lock this process up as far as the kernel allows, report each layer, and run a trial.
 
-Input: a line of JSON with `place` (an empty folder), `bytes`, `seconds`, `disk`, `files`, `without` (layers to leave out)
-and `needed` (layers without which nothing runs); then the trial's questions. Output: a line of JSON with each layer's error
-(null: in place), then the replies. Both use other descriptors than the answer's standard streams. Standard library only.
+Input: a line of JSON with `place` (an empty folder), the limits `bytes`, `seconds`, `disk` and `files`, `without` (layers to
+leave out) and `needed` (layers without which nothing runs); then the trial's questions. Output: a line of JSON with each
+layer's error (null: in place), then the replies. Both use copies of the standard descriptors, since the program under trial
+gets /dev/null in their place. This folder uses the standard library only.
 """
 
 import json
@@ -72,7 +73,7 @@ def _attempt(layers, name, action, *arguments):
 
 
 def _continue_as_first_process(seconds):
-    """Fork into the new pid namespace; the parent kills its first process, and so all others, after `seconds`."""
+    """Fork and continue in the child, process 1 of the new pid namespace; the parent kills it after `seconds`."""
     child = os.fork()
     if child:
         too_long = []
@@ -83,7 +84,7 @@ def _continue_as_first_process(seconds):
 
 
 def _become_nobody(user, folder, reachable):
-    """Change from root to an unused user id, so that limits per user hold; other users keep theirs."""
+    """Change from root to an unused user id, so that limits per user hold. A user other than root stays the same."""
     if os.geteuid() != 0:
         return
     if not reachable:

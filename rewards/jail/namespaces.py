@@ -37,7 +37,7 @@ def enter():
 def change_root(place, readable, size, files):
     """Make `place` the root: a tmpfs of `size` bytes and `files` files with read-only `readable` folders and /tmp.
 
-    A readable folder that is a link (as /lib to /usr/lib) becomes that link again.
+    A readable folder that is a symbolic link, such as /lib to /usr/lib, becomes a symbolic link in the new root.
     """
     options = f"size={size},nr_inodes={files},mode=755"
     kernel.call("mount", b"tmpfs", place.encode(), b"tmpfs", _NOSUID | _NODEV, options.encode())

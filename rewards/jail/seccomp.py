@@ -1,7 +1,7 @@
 """Seccomp: allow only the system calls that a Python program needs to compute.
 
 The list has no calls for new processes, threads and programs, sockets, signals to others, shared memory, mounts, or changes
-of owner or mode, and none of later kernels. A refused call returns EPERM, which Python raises as PermissionError.
+of owner or mode, and no calls that later kernels add. A refused call returns EPERM, which Python raises as PermissionError.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A trial: load an answer, then reply to questions about it, one by one.
+"""A trial: load a program, then reply to questions about it, one by one.
 
 A question is a line of JSON, [nonce, kind, source, ...]; the reply is [nonce, outcome, ...] with the outcome
 

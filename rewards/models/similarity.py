@@ -41,7 +41,7 @@ class ImageSimilarity(_Features):
 
     Args:
         path: a folder or a hub id of a vision model with its image processor.
-        column: of the prompt file, with the reference's file name.
+        column: the column of the prompt file that has the reference's file name.
         batch_size, dtype: of the model; dtype is float32, bfloat16 or float16.
     """
 

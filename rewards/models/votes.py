@@ -30,7 +30,7 @@ AT_ONCE = 16  # pictures
 
 @dataclass(frozen=True)
 class Vote:
-    """Two pictures of a prompt and the win of the first: 1, 0, or 0.5 for neither."""
+    """A vote on two pictures of a prompt; `outcome` is 1 for the first, 0 for the second, 0.5 for neither."""
 
     prompt: str
     first: Path
@@ -100,7 +100,7 @@ def learn(first: np.ndarray, second: np.ndarray, outcomes: np.ndarray, prompts: 
 
 
 def fit(gaps: np.ndarray, outcomes: np.ndarray, strength: float) -> np.ndarray:
-    """Return the maximum a posteriori weights (D,) by Newton's method in the span of the gaps, min(N, D) unknowns."""
+    """Return the maximum a posteriori weights (D,) for feature differences `gaps` (N, D), by Newton in their row space."""
     _, sizes, rows = np.linalg.svd(gaps, full_matrices=False)
     rows = rows[sizes > 1e-9 * max(sizes.max(initial=0.0), 1e-300)]
     inputs = gaps @ rows.T
@@ -119,15 +119,15 @@ def fit(gaps: np.ndarray, outcomes: np.ndarray, strength: float) -> np.ndarray:
 class Votes:
     """Log-odds that the votes of a file prefer a picture to the mean of the pictures voted on. Positive is better.
 
-    A warning says if it agrees with hardly more held-out votes than a coin would.
+    A warning is logged if the learnt preference predicts held-out votes hardly better than a coin.
 
         rewards: [{use: votes, options: {file: runs/demo/votes.jsonl, of: clip_score}}]
 
     Args:
-        file: of `flowgrpo vote`.
+        file: the votes, as `flowgrpo vote` writes them.
         of: the reward, or list of rewards, that gives the features: a name, a path or a map of `use` and `options`. The
             features (B, D) come from its method `features(samples, prompts)`, which `clip_score`, `pickscore`, `hpsv2` and
-            `shapes` have. The only feature of another reward is its score, so a list of them has its weights learnt.
+            `shapes` have. Any other reward has one feature, its score, so a list of rewards gets learnt weights.
     """
 
     def __init__(self, file: str, of: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] = "clip_score"):
@@ -146,7 +146,7 @@ class Votes:
         self._learned: Learned | None = None
 
     def to(self, device: torch.device | str) -> Votes:
-        """Move the models of the features, and learn."""
+        """Move the rewards that give the features to a device, and learn the preference."""
         for reward in self._rewards:
             if hasattr(reward.function, "to"):
                 reward.function.to(device)

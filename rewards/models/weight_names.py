@@ -11,9 +11,10 @@ ENOUGH = 0.5  # share of the missing names that a prefix must explain
 
 
 def describe_missing(missing: Collection[str], surplus: Collection[str], total: int, kind: str) -> str:
-    """Return the end of a sentence about a file: missing weights, and the prefix or the similar names that it has instead.
+    """Return the end of a sentence about a file: the weights that it lacks, and a prefix or similar names as explanation.
 
-    `missing` are names that only the class `kind` has (of `total` weights); `surplus` are names that only the files have.
+    `missing` are names of weights that the files lack, of the `total` of class `kind`. `surplus` are names that only the
+    files have.
     """
     first = sorted(missing)[:SHOWN]
     count = f"all {total}" if len(missing) == total else f"{len(missing)} of the {total}"

@@ -145,7 +145,7 @@ def _suppress(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> li
 
 
 class ColourNamer:
-    """A zero-shot CLIP classifier of an object's colour; each colour has the mean feature of GenEval's three sentences."""
+    """A zero-shot CLIP classifier of an object's colour; a colour's text feature is the mean over GenEval's 3 sentences."""
 
     def __init__(self, path: str, colours: Sequence[str], dtype: torch.dtype = torch.float32):
         self.processor = transformers.AutoProcessor.from_pretrained(path)

@@ -40,7 +40,7 @@ class GenEval:
             names, threshold) -> a list of `Objects`.
         colours: hub id or folder of the CLIP that names colours; also a function (crops, names) -> colours.
         threshold, counting_threshold: minimum score of an object; the second where `tag` is counting.
-        batch_size, dtype, device: of both models; float32, bfloat16 or float16, by default on the GPU if there is one.
+        batch_size, dtype, device: of both models; dtype is float32, bfloat16 or float16, device by default the GPU if any.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ def asked_text(prompt: str, text: Any = None) -> str | None:
 
 
 def _quoted(prompt: str) -> Iterator[str]:
-    """Yield the quoted parts in one pass; an opening sign without a closing one is looked up once."""
+    """Yield the quoted parts in one pass; an opening sign that was once found unclosed is not searched for again."""
     at, unclosed = 0, set()
     while opening := _OPENING.search(prompt, at):
         sign, at = opening[0], opening.end()
@@ -73,8 +73,8 @@ def similarity(read: str, asked: str, substring: bool = True) -> float:
 def edit_distance(a: str, b: str) -> int:
     """Return the Levenshtein distance of two texts.
 
-    Integers as bit vectors hold differences in the table's columns (Myers 1999, Hyyrö 2003): 30 ms for `LONGEST`
-    letters.
+    The bits of integers hold the differences within a column of the dynamic-programming table (Myers 1999, Hyyrö 2003),
+    which takes 30 ms for `LONGEST` letters.
     """
     a, b = sorted((a, b), key=len)
     whole, places = (1 << len(b)) - 1, dict.fromkeys(b, 0)

@@ -85,8 +85,9 @@ def relations(a: Detection, b: Detection) -> set[str]:
 def official(objects: Objects, include: Sequence[Clause], exclude: Sequence[Clause] = ()) -> bool:
     """Return whether GenEval counts a picture as correct.
 
-    The `count` most confident objects of each class must exist, all have the colour, and each have the relation to each
-    object of the satisfied target row. No class of `exclude` may occur `count` times or more.
+    For each clause of `include`, at least `count` objects of its class exist; the `count` most confident ones all have
+    its colour, and its relation to every object that satisfies the target clause. For each clause of `exclude`, fewer
+    than `count` objects of its class exist.
     """
     groups = _match(objects, include, lambda found, clause: found[: clause.count])
     surplus = any(len(objects.get(clause.name, ())) >= clause.count for clause in exclude)
@@ -119,7 +120,7 @@ def strict(objects: Objects, include: Sequence[Clause]) -> bool:
 
 
 def _match(objects: Objects, include: Sequence[Clause], look_at: Callable) -> list[Sequence[Detection] | None]:
-    """Return for each clause the objects that satisfy it, or None."""
+    """Return for each clause the objects that `look_at` selects if they satisfy it, else None."""
     groups: list[Sequence[Detection] | None] = []
     for clause in include:
         chosen = look_at(objects.get(clause.name, ()), clause)

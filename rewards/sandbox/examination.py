@@ -74,7 +74,10 @@ class Examiner:
         self._denied = self._claimed = False
 
     def passes(self, test: SplitTest, passed_before: bool = False) -> tuple[bool, bool]:
-        """Return whether a test passes, and if by a claim; raise Cheating if it `passed_before` and passes negated."""
+        """Return whether a test passes, and whether by a claim of the process.
+
+        Raise Cheating if the test `passed_before`, in the first process, and a claim of this process contradicts that.
+        """
         self._denied, self._claimed = test.denied != self._second, False
         try:
             passed = all(self._holds(step, passed_before) for step in test.steps)
@@ -127,7 +130,7 @@ class Examiner:
         return values
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of an asserted expression, or of a part whose truth counts."""
+        """Return the value of an asserted expression, or of an operand of `and`, `or` or `not` in it."""
         match node:
             case ast.BoolOp(ast.And(), values):
                 return all(self._value(value) for value in values)
@@ -159,7 +162,7 @@ class Examiner:
         return self._claim(node)
 
     def _operand(self, node: ast.expr) -> Any:
-        """Return the value of a part that is compared here: a literal, a distance from one, or the process's reply."""
+        """Return the value of one side of a comparison: a literal, abs(x - number) taken here, or the process's reply."""
         match node:
             case ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)], []) if _is_number(left) != _is_number(
                 right
@@ -202,7 +205,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _is_judged_here(node: ast.Compare) -> bool:
-    """Return whether each comparison has a literal; for `in` on the right, since other containers may define `in`."""
+    """Return whether each comparison has a literal side; for `in` it must be the right one, whose type defines `in`."""
     operands = [node.left, *node.comparators]
     return all(
         is_literal(right) if isinstance(sign, ast.In | ast.NotIn) else is_literal(left) or is_literal(right)

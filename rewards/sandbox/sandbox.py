@@ -45,7 +45,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one process: wall clock from its start, address space, and size and files of its folder."""
+    """Limits of one process: wall clock from its start, address space, and total size and number of its folder's files."""
 
     seconds: float = 5.0
     megabytes: int = 512

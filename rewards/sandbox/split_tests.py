@@ -30,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True)
 class SplitTest:
-    """A test: its steps in order; `denied` negates claims in the first process, else in the second."""
+    """A test as steps in order. Its claims are negated in the first process if `denied`, otherwise in the second."""
 
     steps: tuple[Do | Check, ...]
     denied: bool
@@ -56,7 +56,7 @@ def split(test: str) -> SplitTest:
 
 
 def _unfold(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Inline a check of one parameter that is called at the end, and unroll loops over literals."""
+    """Inline a one-parameter check function that the last statement calls, and unroll loops over literals."""
     *before, check, call = body if len(body) > 1 else [None, None]
     match check, call:
         case (
@@ -74,7 +74,7 @@ _SCOPED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.F
 
 
 def _postpone(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Substitute literals for names that assertions only compare with; bind these names last, for later tests."""
+    """Substitute literals for names that occur only in asserted comparisons; assign the names last, for later tests."""
     kept: list[ast.stmt] = []
     late: list[ast.stmt] = []
     names: dict[str, ast.expr] = {}
@@ -105,7 +105,7 @@ def _is_only_compared(name: str, body: list[ast.stmt]) -> bool:
 
 
 def _unroll(statement: ast.stmt) -> list[ast.stmt]:
-    """Return the assertions of a loop over literals one by one; any other statement unchanged."""
+    """Return the assertions of all rounds of a loop over literals; return any other statement unchanged."""
     rounds: list[dict[str, ast.expr] | None]
     match statement:
         case ast.For(target, ast.List(items) | ast.Tuple(items), body, []) if all(
@@ -162,7 +162,7 @@ class _Fill(ast.NodeTransformer):
 
 
 class _Guard(ast.NodeTransformer):
-    """Replace asserted equality within other statements by `__same__`, which an object equal to everything fails."""
+    """Replace a == b asserted inside other statements by `__same__(a, b)`, false if an object equals everything."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
         match node.test:
@@ -173,7 +173,7 @@ class _Guard(ast.NodeTransformer):
 
 @dataclass(frozen=True)
 class Constants:
-    """Expressions that tests compare with and that need no program, and the imports of the tests."""
+    """Compared expressions of tests that can be computed without the program, and the imports of the tests."""
 
     imports: tuple[str, ...]
     expressions: tuple[str, ...]

@@ -28,8 +28,8 @@ MOST_BYTES = 8 << 20  # of an answer; parsed JSON may take forty times as much
 class Endpoint:
     """A service behind one or more replicas.
 
-    A request goes to the next replica, on failure to the others, and after a pause to all again. A status that blames the
-    request itself is not retried.
+    Requests go to the replicas in turn. If one fails, the request goes to the other replicas, and after a pause to all of
+    them again. A status that blames the request itself is not retried.
 
     Args:
         urls: of the replicas, without the path of a request.
@@ -75,10 +75,10 @@ class Endpoint:
         Args:
             only: the one replica to ask.
             deadline: in `time.monotonic`; by default `timeout` from now.
-            content: of the request, as httpx takes it (`content`, `json`, `headers`).
+            content: arguments of httpx for the request (`content`, `json`, `headers`).
 
         Raises:
-            NoAnswer: there was none.
+            NoAnswer: no replica answered in time.
             RewardError: the status of the answer is no success, or it has more than `most_bytes` (default `MOST_BYTES`).
         """
         deadline = time.monotonic() + self.timeout if deadline is None else deadline

@@ -78,7 +78,7 @@ class Connection(H11Protocol):
     """A connection of uvicorn that ends if the head of a request is late."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Start the timer, and close the silent connection that would end first if there are too many."""
+        """Start the timer. If there are too many connections, close the silent one that would time out first."""
         super().connection_made(transport)
         self._close_at(self.loop.time() + FIRST)
         if len(self.connections) > CONNECTIONS:
@@ -93,12 +93,12 @@ class Connection(H11Protocol):
 
     @property
     def refused(self) -> Counter[str]:
-        """Counter of the application."""
+        """The application's counter of refused requests."""
         return cast(Guard, self.config.app).refused
 
     @property
     def silent(self) -> bool:
-        """True if no complete head awaits its answer."""
+        """True if no request with a complete head awaits its answer."""
         return self.cycle is None or self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
@@ -109,13 +109,13 @@ class Connection(H11Protocol):
             self._close_at(timer.when())
 
     def timeout_keep_alive_handler(self) -> None:
-        """End, even if the other side does not read."""
+        """Close the connection, even if the other side does not read."""
         if self.cycle is None and not self.transport.is_closing():
             self.refused["late"] += 1
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP or has a head above `HEAD`, without a second answer to the same request."""
+        """Refuse a request that is not HTTP or has too large a head (`HEAD`); answer no request twice."""
         self.refused["400"] += 1
         if self.cycle is not None:
             self.cycle.disconnected = True

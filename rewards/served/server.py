@@ -6,8 +6,8 @@
     GET /metrics   counters in Prometheus format
 
 An error is {"error": "one sentence"}: 422 for a malformed batch or a ValueError of the reward, 500 for its other failures,
-and 401, 404, 405, 411, 413, 415, 421. A request with 408, 500 or 503 may be repeated. Each reward runs in one thread.
-Waiting requests are joined into one call, and `ROOM` bounds their bytes.
+and 400, 401, 403, 404, 405, 411, 413, 415, 421. A request with 408, 500 or 503 may be repeated. Each reward runs in one
+thread. Waiting requests are joined into one call, and `ROOM` bounds their bytes.
 """
 
 from __future__ import annotations

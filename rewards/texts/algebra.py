@@ -51,7 +51,7 @@ class MathVerify:
         self._same = lru_cache(_REMEMBERED)(self._ask)
 
     def __call__(self, texts: Sequence[str], prompts: Sequence[str], answer: Sequence) -> Scores:
-        r"""Return one score per text; `answer` has answers alone or in the last \boxed, as MATH's column `solution`."""
+        r"""Return one score per text; `answer` has bare answers, or solutions with the answer in the last \boxed."""
         return [
             None if right is None else self._score(text, str(right)) for text, right in zip(texts, answer, strict=True)
         ]

@@ -52,9 +52,9 @@ class code:
 
     It runs in a sandbox of the Linux kernel, with the standard library and an empty folder of 16 MB and 1,000 files. These
     are refused with an exception: new processes and threads, signals to others, memory beyond `megabytes`, a fuller folder,
-    files other than Python's own, and sockets. A program that does not end is killed. When the reward is made, attempts
-    test that this machine refuses each of these; otherwise the reward is refused, unless `unsafe` names the missing
-    protections. Later, nothing runs while a layer of the sandbox is missing that was in place then.
+    files other than Python's own, and sockets. A program that does not end is killed. The constructor tries each of
+    these actions, and raises RewardError if this machine allows one, unless `unsafe` names the missing protection. Later, no
+    program runs while a layer of the sandbox is missing that the constructor found in place.
 
     Args:
         seconds: for loading and all tests of one text, in each process.

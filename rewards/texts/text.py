@@ -186,9 +186,10 @@ def final_answer(text: str) -> str | None:
 def gsm8k(texts: Texts, prompts: Texts, answer: Sequence) -> Scores:
     """Return format and correctness of a grade-school answer, the sum that d1 (2504.12216) trains with, in [0, 4].
 
-    `tags` (at most 0.5); 0.5 for reasoning and then answer tags at the start; 0.5 more for a line break around each, to the
-    end; 0.5 for an integer answer; 2 for the right one, as in `gsm8k_accuracy`. Reasoning may have many lines, as in d1's
-    later pattern; the strict patterns of d1's first release, of SPG and of IGPO do not match such reasoning.
+    `tags` gives at most 0.5. A text that begins with reasoning and then an answer, each in its tags, earns 0.5. It earns 0.5
+    more if it has nothing else, and one line break on either side of each tag. An integer answer earns 0.5, the right one 2
+    (as in `gsm8k_accuracy`). Reasoning may have many lines, as in d1's later pattern; the strict patterns of d1's first
+    release, of SPG and of IGPO do not match such reasoning.
     """
     return _judge(_gsm8k, texts, answer)
 

@@ -15,7 +15,7 @@ from flowgrpo.commands.page_parts.numbers import difference, number
 
 @dataclass(frozen=True)
 class Column:
-    """One run's samples of a prompt and seed; no card if it has none."""
+    """One run's samples of one prompt and seed; `card` is None if the run has no such sample."""
 
     run: Run
     card: Card | None
@@ -32,7 +32,7 @@ class Column:
 
     @property
     def trained(self) -> list[Shown]:
-        """The samples without the base."""
+        """The samples other than `base`."""
         return self.samples[self.base is not None :]
 
     @property
@@ -79,7 +79,7 @@ class Match:
         return all(column.card for column in self.columns)
 
     def largest_gain(self, units: Mapping[int, float]) -> float | None:
-        """Return the largest absolute gain over the runs, each divided by its run's unit; None if no gain is known."""
+        """Return the largest absolute gain over the runs, each divided by its run's `units`; None if no gain is known."""
         gains = [(column.run.index, column.gain) for column in self.columns]
         return max((abs(gain) / units[index] for index, gain in gains if gain is not None), default=None)
 
@@ -107,16 +107,16 @@ def matches(runs: Sequence[Run]) -> list[Match]:
 
 
 def shown_steps(rows: Sequence[Match]) -> list[int]:
-    """Return the steps of samples after the base, in all runs; only 0 if there are none."""
+    """Return the sorted training steps of all runs' samples, without step 0; [0] if all samples are of step 0."""
     steps = {sample.step for match in rows for column in match.columns for sample in column.trained}
     return sorted(step for step in steps if step) or sorted(steps)
 
 
 def disagreements(rows: Sequence[Match], comparable: bool) -> list[float]:
-    """Return the standard deviation over runs of each match's last rewards; 0 where fewer than two are known.
+    """Return for each match the standard deviation over runs of the last sample's total; 0 if fewer than two are known.
 
-    If totals are not comparable, return the mean of such deviations over the rewards that all runs have. Each is divided by
-    the reward's standard deviation over all last samples.
+    If the runs' totals are not comparable, take this deviation for each reward that all runs have, divide it by that
+    reward's standard deviation over all last samples, and return the mean over these rewards.
     """
     finals = [[column.final for column in match.columns if column.final] for match in rows]
     if comparable:
@@ -131,7 +131,7 @@ def disagreements(rows: Sequence[Match], comparable: bool) -> list[float]:
 
 
 def _shared_rewards(rows: Sequence[Match]) -> list[str]:
-    """Return the rewards that the last samples of all runs have, without runs that have no samples."""
+    """Return the rewards that occur in the last samples of every run; runs without samples are ignored."""
     names: dict[int, set[str]] = {}
     for column in (column for match in rows for column in match.columns):
         if (final := column.final) is not None:
@@ -140,9 +140,9 @@ def _shared_rewards(rows: Sequence[Match]) -> list[str]:
 
 
 def changes(rows: Sequence[Match], comparable: bool) -> list[float]:
-    """Return how much each match changed in the run that changed most: its reward, or its pixels if no gain is known.
+    """Return for each match the largest change over the runs: of the total, or of the pixels if no gain is known at all.
 
-    If totals are not comparable, the gains of each run are divided by their standard deviation.
+    If totals are not comparable, each run's gains are divided by their standard deviation over its matches.
     """
     by_run: dict[int, list[float | None]] = {}
     for column in (column for match in rows for column in match.columns):

@@ -41,7 +41,7 @@ class Run:
 
     @property
     def letter(self) -> str:
-        """A, B, C, ..., Z, A2, ..."""
+        """The run's letter on the page: A, B, ..., Z, A2, ..."""
         again = self.index // len(ascii_uppercase)
         return ascii_uppercase[self.index % len(ascii_uppercase)] + (f"{again + 1}" if again else "")
 
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def counted(self) -> tuple[Any, ...]:
-        """Form and rewards of the total; for a folder the sum of all rewards that its samples have."""
+        """What defines the total: form, caution and rewards. For a folder of samples it is the sum of all their rewards."""
         if not self.config:
             names = {name for card in self.cards.values() for one in card.samples for name in one.rewards}
             return "sum", None, frozenset((name, 1.0, 0.0) for name in names)

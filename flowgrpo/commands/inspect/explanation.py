@@ -34,7 +34,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """A step of the sample, formatted; shares are of the variance of the reward, in percent."""
+    """A step of the sample, formatted; `share` is the step's share of the reward's variance, in percent."""
 
     step: Step
     share: str  # with its standard error
@@ -73,7 +73,7 @@ def _percent(share: float) -> float:
 
 @dataclass(frozen=True)
 class Explained:
-    """An explanation `of` a sample, with its run, the step of its checkpoint and the run's method."""
+    """The explanation of a sample (`of`), with the run's name and method and the step of its checkpoint."""
 
     of: Explanation
     _: KW_ONLY
@@ -121,7 +121,7 @@ class Explained:
 
     @property
     def document(self) -> dict[str, Any]:
-        """All numbers, for JSON. Steps are counted from 0; the shares sum to 1 up to their errors."""
+        """All numbers of the page, for JSON. Steps are counted from 0; the steps' shares sum to 1 up to their errors."""
         explanation, rows, total = self.of, self.rows, self.total
         return {
             "run": self.run,

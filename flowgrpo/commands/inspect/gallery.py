@@ -23,7 +23,7 @@ from rewards.base import one_line
 
 
 def write_gallery(folders: Sequence[Path], out: Path) -> Path:
-    """Write the page of a run or a folder of samples with a manifest.jsonl, or of several compared, to `out`.
+    """Write to `out` the page of one run, or of one folder of samples with a manifest.jsonl, or a comparison of several.
 
     Raises InputError if a folder has no samples or unreadable files, or the page cannot be written.
     """
@@ -80,7 +80,7 @@ def _warnings(folder: Path) -> list[tuple[str, str]]:
 
 
 def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return facts of a run for the head of its page; none of a folder of samples."""
+    """Return labelled facts of a run for the head of its page; none for a folder of samples."""
     if not config:
         return []
     model, train, algorithm = config["model"], config["train"], config["algorithm"]

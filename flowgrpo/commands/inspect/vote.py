@@ -106,7 +106,7 @@ class Ballot:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The next pair for the page; `pair` is None if none is left."""
+        """The next pair, and the counts of votes and of pairs left, for the page; `pair` is None if none is left."""
         number = self._left[0] if self._left else None
         prompt = None if number is None else self.pairs[number].prompt
         return {"pair": number, "prompt": prompt, "votes": len(self._lines), "left": len(self._left)}
@@ -123,7 +123,7 @@ class Ballot:
         del self._left[0]
 
     def undo(self) -> bool:
-        """Take the last vote back, so that its pair comes next; return False if there is none, or its pair is not here."""
+        """Take the last vote back, so that its pair comes next; return False if there is none, or `pairs` lacks its pair."""
         if not self._lines:
             return False
         last = json.loads(self._lines[-1])
@@ -222,7 +222,7 @@ def vote(folders: Sequence[Path], file: Path | None, port: int) -> None:
 
 @contextmanager
 def _lock(file: Path) -> Iterator[None]:
-    """Lock a file of votes, or raise InputError if another process has; the lock ends with the process."""
+    """Lock a file of votes, or raise InputError if another process holds the lock; it ends with the process."""
     check_writable(file.parent, str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f".{file.name}.lock").open("w") as lock:

@@ -116,8 +116,9 @@ def _standardise(gains: Sequence[float | None]) -> list[float | None]:
 
 
 def read_cards(folder: Path, trained: Totals, folders: int = 1) -> dict[Key, Card]:
-    """Return the cards of a run, which may have none, or of a folder of samples; `folders` share the page's size limits.
+    """Return the cards of a run, which may have none, or of a folder of samples.
 
+    `folders` is the number of folders on the page, which share its size limits.
     Raises InputError if the manifest is broken, a file is missing, or a folder that is not a run's has no samples.
     """
     is_run = any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl"))

@@ -41,7 +41,7 @@ def curve(
     bands: Mapping[str, Band] = NO_BANDS,
     label: str = "reward by training step",
 ) -> str:
-    """Draw the held-out and the training rewards by step, as `chart` does; bands are of `train` and `held-out`."""
+    """Draw the held-out and the training rewards by step, as `chart` does; `bands` has the keys `train` and `held-out`."""
     series = [Series(points=train, kind="train"), Series(points=held_out, kind="held-out", dotted=True)]
     return chart(series, size, bands=bands, label=label)
 
@@ -114,7 +114,7 @@ def chart(
 
 
 def marks(heights: dict[str, float], lowest: float) -> dict[str, float]:
-    """Return the heights of marks at line ends, in pixels from above, moved so that none overlap or pass `lowest`."""
+    """Return the y positions (pixels from the top) of marks at line ends, moved so that none overlap or pass `lowest`."""
     levels = dict(sorted(heights.items(), key=lambda item: item[1]))
     order = list(levels)
     apart = min(APART, (lowest - TOP) / max(len(order) - 1, 1))

@@ -1,4 +1,4 @@
-"""Read what pages show of a run's folder beside its samples and metrics."""
+"""Read a run's config and log for its pages, and turn errors of a damaged folder into an InputError."""
 
 from __future__ import annotations
 

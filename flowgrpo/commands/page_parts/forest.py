@@ -23,7 +23,7 @@ class Rise:
 
 @dataclass(frozen=True)
 class Spread:
-    """Standard deviation of siblings' rewards after a step, pooled over `parents` with several measured children."""
+    """Standard deviation of siblings' rewards after a step, pooled over `parents` states with several scored children."""
 
     step: int
     deviation: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Forest:
-    """The trees of one prompt in one iteration; lists have an entry per node."""
+    """The trees of one prompt in one iteration; `children`, `rows`, `values` and `ode_values` have an entry per node."""
 
     tree: KeptTree
 
@@ -71,7 +71,7 @@ class Forest:
 
     @cached_property
     def ends(self) -> dict[int, float]:
-        """Ends of trajectories, except twigs, with their rewards where these are known."""
+        """Known rewards of the ends of trajectories, by node index; twigs and one-step predictions are left out."""
         return {
             place: node.total
             for place, node in enumerate(self.nodes)
@@ -93,7 +93,7 @@ class Forest:
 
     @cached_property
     def ode_values(self) -> list[float | None]:
-        """Reward of the sample that ODE steps reach from each node; a twig takes precedence over a child."""
+        """Reward of the sample that ODE steps reach from each node, along a twig where there is one."""
         values: list[float | None] = [None] * len(self.nodes)
         by_twig = [False] * len(self.nodes)
         for place, node in reversed([*enumerate(self.nodes)]):
@@ -106,7 +106,7 @@ class Forest:
 
     @cached_property
     def mates(self) -> Counter[tuple[int, ...]]:
-        """Number of units in each comparison set."""
+        """Number of credit units in each comparison set."""
         units = {(node.compared, node.unit) for node in self.nodes if node.unit is not None}
         return Counter(compared for compared, _ in units)
 

@@ -17,7 +17,7 @@ COSTS = {  # keys of training lines that add up to a cost; rewards are computed 
 
 
 class PartCurve(NamedTuple):
-    """Curve of one reward as an SVG element; nobody trains on a `watched` reward."""
+    """Curve of one reward as an SVG element; a `watched` reward is evaluated but not trained on."""
 
     name: str
     watched: bool
@@ -51,14 +51,14 @@ def part_curves(
 
 
 def held_out_means(metrics: Metrics) -> list[Mean]:
-    """Return the mean held-out rewards of the first and the last, or the only evaluation; [] if one has no mean."""
+    """Return the mean held-out totals of the first and the last evaluation (one if they are the same); [] if one is null."""
     evaluated = of_phase(metrics, "eval")
     ends = [evaluated[0], evaluated[-1]] if len(evaluated) > 1 else evaluated
     return [Mean.of(m) for m in ends] if all(m["reward/mean"] is not None for m in ends) else []
 
 
 def held_out_words(metrics: Metrics) -> str | None:
-    """Return the sentence on held-out rewards that ends a run; None before the second evaluation."""
+    """Return the line on held-out rewards that is printed at the end of a run; None before the second evaluation."""
     evaluated = of_phase(metrics, "eval")
     if len(evaluated) < 2:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a number with `digits` significant digits, but with all digits before the point; None is an en dash."""
+    """Format a number to `digits` significant digits, larger ones to a whole number; None becomes an en dash."""
     if value is None:
         return "–"
     large = abs(value) >= 10**digits - 0.5

@@ -1,4 +1,4 @@
-"""Write pages: compiled templates, and files that are checked before the work and replaced at once."""
+"""Write pages: compiled templates, checks of the output path before the work, and atomic writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_out(out: Path, example: str) -> None:
 
 
 def write_page(out: Path, text: str) -> Path:
-    """Write a page at once, so that a reader never sees half of it, and return its path."""
+    """Write a page atomically, so that a reader never sees half of it, and return its path."""
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, text)
     return out

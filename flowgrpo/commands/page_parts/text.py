@@ -15,7 +15,7 @@ SPACES = {" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 def answer(path: Path) -> Markup:
-    """Return the answer and its heat strip; raise InputError if the file is not of its form.
+    """Return the answer and its heat strip; raise InputError if the file is malformed.
 
     The file is JSON with `text`, `tokens` and `steps`: the 0-based step that committed each token, -1 if it was given.
     """

@@ -12,7 +12,7 @@ from rewards import BUILT_IN
 
 @dataclass(frozen=True)
 class Member:
-    """A trained reward; weight x (reward - offset) counts. `bounds` are those of the reward itself, if known."""
+    """A trained reward; weight x (reward - offset) enters the total. `bounds` are those of the reward itself, if known."""
 
     name: str
     weight: float
@@ -20,7 +20,7 @@ class Member:
     bounds: tuple[float, float] | None
 
     def of(self, value: float) -> float:
-        """Return what a value of this reward adds to the total."""
+        """Return the term that enters the total for a value of this reward."""
         return self.weight * (value - self.offset)
 
 

@@ -24,7 +24,7 @@ LEFT, TOP = 24, 8
 
 @dataclass(frozen=True)
 class Drawing:
-    """A forest, drawn."""
+    """Layout of a forest on its page, in pixels."""
 
     forest: Forest
 
@@ -36,11 +36,11 @@ class Drawing:
         return width * scale, height * scale
 
     def x(self, step: int) -> float:
-        """Return the left side of a column."""
+        """Return the left edge of the column of a step."""
         return LEFT + step * (self.tile[0] + GAP)
 
     def y(self, place: int) -> float:
-        """Return the upper side of a node."""
+        """Return the top edge of the node with the index `place`."""
         return TOP + self.forest.rows[place] * (self.tile[1] + BELOW)
 
     @property
@@ -51,7 +51,7 @@ class Drawing:
 
     @property
     def columns(self) -> list[dict[str, Any]]:
-        """Each step of the schedule: its noise level, and the spread after the step before it."""
+        """Each step of the schedule: its noise level, and the spread of siblings' rewards after the step before it."""
         spreads = {spread.step + 1: number(spread.deviation, 2) for spread in self.forest.spreads}
         levels = [f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}" for sigma in self.forest.tree.sigmas]
         return [
@@ -66,7 +66,7 @@ class Drawing:
 
     @property
     def spots(self) -> list[dict[str, Any]]:
-        """Each node: where it stands in pixels, its level from 1, its picture, its reward's bar, and its label."""
+        """Each node: its position in pixels, its depth (1 for a root), its picture, its reward's bar, and its label."""
         spots = []
         for place, node in enumerate(self.forest.nodes):
             what = "sample" if not node.estimated else "canvas" if self.texts else "foretold"

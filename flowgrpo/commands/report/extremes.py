@@ -16,7 +16,7 @@ MOST = 4  # of the best, and of the worst
 
 @dataclass(frozen=True)
 class Extremes:
-    """The best and the worst samples, most extreme first; `count` samples have a reward, and each card has one."""
+    """The best and the worst samples, most extreme first; `count` is the number of samples with a reward."""
 
     step: int
     count: int

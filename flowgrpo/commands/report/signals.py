@@ -64,7 +64,7 @@ class Signal:
 
 
 def signals(metrics: Metrics, *, clips: bool) -> list[Signal]:
-    """Return the measured statistics; leave out ratios that are always 0 if the objective clips no ratio."""
+    """Return the measured statistics; leave out all-zero counts, and all-zero ratios if the objective clips no ratio."""
     measured = []
     for key, name, meaning in KNOWN:
         values = points(metrics, "train", key)

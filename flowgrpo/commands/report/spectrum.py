@@ -25,7 +25,7 @@ NO_SIBLINGS = (
 
 @dataclass(frozen=True)
 class Bar:
-    """A step, counted from 1, with its starting noise level and siblings' mean standard deviation over the trees."""
+    """A step, counted from 1: its noise level, and the standard deviation of siblings' rewards, averaged over the trees."""
 
     step: int
     level: str

@@ -27,7 +27,7 @@ from flowgrpo.training.weights import sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """GPUs to estimate seconds for: their type, number per machine, and seconds of an iteration that no GPU saves."""
+    """GPUs to estimate seconds for: type, number per machine, and the seconds of an iteration that GPUs do not reduce."""
 
     gpus: int
     gpu_type: str
@@ -36,9 +36,9 @@ class Machines:
 
 
 def choose_machines(gpus: int | None, asked: dict[str, Any]) -> Machines | None:
-    """Return the machines that options describe, None without a number of GPUs.
+    """Return the machines that the options describe; None if `gpus` is None.
 
-    Raises InputError if another option is given without that number, or is invalid.
+    Raises InputError if another option is invalid, or is given without `gpus`.
     """
     given = {option: value for option, value in asked.items() if value is not None}
     if gpus is None:
@@ -111,7 +111,7 @@ def show(
 def _measure(
     settings: RunConfig, planned: dict[str, Any], gpu_memory: float | None, machines: Machines | None
 ) -> dict[str, Any]:
-    """Return `gpu` (whether calls fit) if `gpu_memory` is given, and `cost` (seconds an iteration) with `machines`."""
+    """Return `gpu` (whether the run fits) if `gpu_memory` is given, and `cost` (seconds per iteration) with `machines`."""
     kind, measured = KINDS[settings.kind], {}
     of_node = gpu_layout.OF_NODE if machines is None else machines.of_node
     try:

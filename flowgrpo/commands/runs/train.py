@@ -114,7 +114,7 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
 
 
 def _decide_resume(settings: RunConfig) -> RunConfig:
-    """Set `run.resume` to true or false: by the folder for `auto`, and to true if torchrun restarted this run."""
+    """Resolve `run.resume`: `auto` is true if the folder is not empty, and false becomes true after a torchrun restart."""
     folder = settings.run.folder
     if settings.run.resume is not False or not run_folder.is_begun(folder):
         return _resuming(settings, resume.decide(settings.run.resume, folder))

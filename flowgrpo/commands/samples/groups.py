@@ -22,7 +22,8 @@ from flowgrpo.training.scoring import scorer
 def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: Path | None) -> dict[str, Any]:
     """Write groups, or continue where writing was interrupted, and return the folder's manifest.
 
-    The groups are samples of `rows`, by default of `prompts.train`. With a file of `pairs` they are its preferences.
+    The groups are samples of `rows`, by default of `prompts.train`. With a file of preference `pairs`, each pair is
+    a group of two.
 
     Raises:
         InputError: the model is a language model, there is nothing to sample, or the folder holds something else.

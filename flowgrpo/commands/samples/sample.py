@@ -41,7 +41,7 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
 
 
 def choose_rows(texts: Sequence[str] | None, prompts_file: str | None, seed: int, column: str = "prompt") -> list[Row]:
-    """Return the rows to sample, prompt i with seed + i: given texts, or a column of a file or a built-in set.
+    """Return the rows to sample, from `texts` or a column of a file or a built-in set; row i has the seed `seed` + i.
 
     Raises InputError if there is no such file, or a text cannot be encoded.
     """

@@ -45,7 +45,7 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Return a row per reward: name, inputs, range, weights and licence; these are None for installed packages."""
+    """Return a row per reward: name, inputs, range, weights and licence. Rewards of other packages have only a name."""
     built_in = [{"name": name, **asdict(card)} for name, card in BUILT_IN.items()]
     for row in built_in:
         del row["target"], row["options"]
@@ -102,7 +102,7 @@ def _read(target: str) -> tuple[str | None, Options | None]:
 
 
 def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
-    """Merge the options of constructors, from a class to its bases, up to the first without **kwargs."""
+    """Merge the options of constructors, listed from a class to its bases; stop after the first without **kwargs."""
     options: dict[str, Any] = {}
     for added, has_kwargs in constructors:
         options |= {key: default for key, default in added.items() if key not in options}

@@ -117,7 +117,7 @@ def _cell(value: float | None) -> str:
 
 
 def list_files(folder: Path) -> list[File]:
-    """Return the files of a folder, by its manifest or by their names; raise InputError if some or all are missing."""
+    """Return the files of a folder, by its manifest or by their names; raise InputError if none exists or one is missing."""
     if not folder.is_dir():
         raise InputError(f"--samples: there is no folder {folder}")
     if lines := read_manifest(folder):

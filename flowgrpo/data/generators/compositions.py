@@ -85,7 +85,7 @@ def two_object(rng: np.random.Generator) -> Draft:
 
 
 def counting(rng: np.random.Generator) -> Draft:
-    """Draw a count of two, three or four of an object; one more is excluded."""
+    """Draw two, three or four of an object; the column `exclude` has one more of it."""
     (name,), (count,) = choose(rng, OBJECTS), choose(rng, list(NUMBERS))
     parts: list[Part] = [("count", name, count)]
     exclude = [_clause(name, count + 1)]

@@ -43,9 +43,10 @@ def split_of(draft: Draft) -> str:
 
 
 def rows(name: str, one: PromptSet, split: str, seed: int = 0) -> list[Row]:
-    """Return the distinct rows of a set and split; the rows of a smaller set are the first rows of a larger one.
+    """Return the distinct rows of a set and split; a larger size only appends rows.
 
-    Row i is redrawn from its own noise address (seed, name, split, i) until it is new; too few drafts would never end.
+    Row i is redrawn, with a generator of its own (seed, name, split, i), until it is new. This never ends if the set has
+    fewer distinct drafts than rows.
     """
     by_draft: dict[str, Row] = {}
     for i in range(getattr(one, split)):

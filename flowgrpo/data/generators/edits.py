@@ -39,7 +39,7 @@ NAMES = tuple(f"edits:{split}" for split in SPLITS)
 
 
 def edit(rng: np.random.Generator) -> Draft:
-    """Draw an edit of a scene of one or two shapes; `image` and `target` are lists of objects."""
+    """Draw an edit of a scene of one or two shapes; `image` and `target` are the objects before and after it."""
     (word,), (kind, other) = choose(rng, EDITS), choose(rng, KINDS, 2)
     first, second = scenes.arrange(caption([kind, other]), rng)
     before, after, new = [first, second], [second], ()

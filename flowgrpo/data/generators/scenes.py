@@ -55,7 +55,7 @@ def names_unseen(caption: str) -> bool:
 
 
 def is_held_out(caption: str) -> bool:
-    """Return whether training excludes a caption: it names an unseen kind, or its hash falls into 40 of 256 parts."""
+    """Return whether training excludes a caption: it names an unseen kind, or its hash falls into 40 of 256 buckets."""
     return names_unseen(caption) or hashlib.blake2b(caption.encode(), digest_size=1).digest()[0] < 40
 
 

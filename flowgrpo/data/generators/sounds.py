@@ -74,7 +74,7 @@ BACKGROUNDS = (
 
 
 def sound(rng: np.random.Generator) -> Draft:
-    """Draw a source with a sound, half of the time before a background."""
+    """Draw a source with a sound, and in half of the draws a background sound."""
     sources, places = KINDS[rng.integers(len(KINDS))]
     (source,), (place,), (behind,) = (choose(rng, some) for some in (list(sources), places, BACKGROUNDS))
     (heard,) = choose(rng, sources[source])

@@ -52,7 +52,7 @@ class Problem:
 
 
 def is_held_out(task: str, family: Any) -> bool:
-    """Return whether a family belongs to `eval`: its hash falls into 40 of 256 parts."""
+    """Return whether a family belongs to `eval`: its hash falls into 40 of 256 buckets."""
     return hashlib.blake2b(repr((task, family)).encode(), digest_size=1).digest()[0] < 40
 
 
@@ -66,9 +66,9 @@ def draw(task: str, split: str, rng: np.random.Generator) -> Row:
 
 
 def problems(task: str, split: str, count: int, seed: int = 0) -> list[Row]:
-    """Return the first `count` distinct problems of a task and split; larger counts extend smaller ones.
+    """Return the first `count` distinct problems of a task and split; a larger count only appends.
 
-    Problem i is redrawn from its own noise address (seed, task, split, i) until it is new. Each caller gets a copy.
+    Problem i is redrawn, with a generator of its own (seed, task, split, i), until it is new. Each caller gets a copy.
     """
     return [
         {key: [*value] if isinstance(value, list) else value for key, value in row.items()}

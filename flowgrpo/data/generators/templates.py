@@ -2,9 +2,9 @@ r"""Prompt templates that ask for the answer format that a reward reads.
 
 The formats follow released code, the wording is ours:
 
- - d1: reasoning and answer tags, as d1 (2504.12216) trains on GSM8K, for `gsm8k`;
- - boxed: a \\boxed answer, as ESPO (2512.03759), for `gsm8k_accuracy` and `math_accuracy`;
- - d1_boxed: the tags with a \\boxed answer, as d1 trains and evaluates on MATH, for `math_answer`.
+ - d1: reasoning and answer tags, as in d1's (2504.12216) training on GSM8K, for the reward `gsm8k`;
+ - boxed: a \boxed answer, as in ESPO (2512.03759), for the rewards `gsm8k_accuracy` and `math_accuracy`;
+ - d1_boxed: d1's tags around a \boxed answer, as d1 trains and evaluates on MATH, for the reward `math_answer`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype
 def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> list[Check]:
     """Run all checks of a pipeline class, in float32 except for the bfloat16 drift.
 
-    `build` makes the same stock pipeline each time. Give three or more rows: two share a prompt, and lengths differ.
+    `build` makes the same stock pipeline each time. `rows` are three or more: two share a prompt, and prompt lengths differ.
     """
     policy = DiffusersPolicy(build(), call, text_encoders="offload")
     policy.check(rows)
@@ -53,7 +53,7 @@ def certify(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: 
 
 
 def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
-    """Give a stock pipeline the flow-Euler scheduler, which equals our kernel `ode`, and return it."""
+    """Set a stock pipeline's scheduler to flow-Euler, which equals our kernel `ode`; return the pipeline."""
     pipe.set_progress_bar_config(disable=True)
     config = pipe.scheduler.config
     if type(pipe.scheduler) is not FlowMatchEulerDiscreteScheduler or config.stochastic_sampling:
@@ -75,7 +75,7 @@ def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> tor
 
 
 def check_encoding(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
-    """Check that no text encoder runs after preparation, even if offloaded."""
+    """Check that sampling runs no text encoder after `policy.prepare`, even if the encoders are offloaded."""
     policy.prepare(rows)
     policy.offload()
     runs = []
@@ -90,7 +90,7 @@ def check_encoding(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
 
 @torch.no_grad()
 def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
-    """Check that our `ode`, as a whole run and step by step, gives the stock pipeline's samples."""
+    """Check that the kernel `ode` gives the stock pipeline's samples, in one whole ODE run and step by step."""
     tree = roll_out(policy, rows, ODE, len(rows))
     whole = policy.generate(rows)
     in_steps = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
@@ -132,7 +132,7 @@ def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree
 
 
 def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, ran: set[str]) -> list[Check]:
-    """Check that a replay reproduces log-probabilities exactly, and that gradients reach every weight that ran."""
+    """Check that a replay reproduces log-probabilities exactly, and that gradients reach all weights of modules in `ran`."""
     largest = replay(policy, tree)
     active = {name: p for name, p in weights.named.items() if name.split(".")[0] in ran}
     without = [name for name, p in active.items() if p.grad is None]
@@ -153,7 +153,7 @@ def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, r
 
 @torch.no_grad()
 def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[torch.nn.Parameter]) -> bool:
-    """Return whether these weights influence any velocity of the rollout; the weights stay changed."""
+    """Return whether `parameters` influence any velocity of the rollout; this leaves random values in them."""
     trained = [(e.state, e.sigma, e.rows) for e in tree.evaluations if e.state is not None]
     before = [policy.velocity(*each) for each in trained]
     for p in parameters:
@@ -163,7 +163,10 @@ def _have_influence(policy: DiffusersPolicy, tree: Tree, parameters: Sequence[to
 
 
 def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any], rows: Sequence[Row]) -> Check:
-    """Check the drift in bfloat16: all modules cast, or all but the VAE, or by autocast, whichever runs first."""
+    """Check that a replay in bfloat16 reproduces log-probabilities exactly.
+
+    All modules are cast; if the pipeline then fails to run, all but the VAE are; if it fails again, autocast is used.
+    """
     for how in ("all stored in it", "VAE in float32", "by autocast"):
         pipe = build()
         for name, component in pipe.components.items():

@@ -1,9 +1,9 @@
-"""The explanation of one sample: redraw the noise of single steps, and measure how much each step decides.
+"""The explanation of one sample: redraw the noise of single steps, and measure each step's share of the variance.
 
-The noise of every step has an address, so the noise of one step can be redrawn with all others fixed. The share of a step is
-its share in the spectrum (`flow.diagnostics.spectrum`) of chains from the sample's start, that is, its share of the reward's
-variance given the start. Both follow the run's method: a step has the noise of the first edge that the method draws there
-from this start, and the credit of that edge in a group of the run's size.
+The noise of every step has its own random address (`samplers.noise`), so one step's noise can be redrawn with all others
+fixed. The share of a step is its share of the reward's variance given the start. It is measured by the spectrum
+(`flow.diagnostics.spectrum`) of chains from the sample's start. The noise of a step is that of the first edge which the
+run's method draws at this step from this start. Its advantage is that edge's advantage in a group of the run's size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LENT = "flow_sde"  # kernel that is used in explanations of methods without nois
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A sample or a prediction: total reward (None if lost) and picture, uint8 (h, w, 4)."""
+    """A sample, or the prediction of one from a state: total reward (None if lost) and picture, uint8 (h, w, 4)."""
 
     reward: float | None
     picture: np.ndarray
@@ -113,13 +113,13 @@ def explain(
     redraws: int = 16,
     chains: int = 128,
 ) -> Explanation:
-    """Explain the sample of a prompt and a seed, with the weights that `policy` has, prepared as for training.
+    """Explain the sample of `row` with the current weights of `policy`, which has prepared the row as for training.
 
     Args:
         rewards: the trained rewards, none of them group-wise.
         iteration: iteration of the run, which determines the method's windows and tree shapes.
         rollout_state: state of rollouts in the checkpoint, see `checkpoint.rollout_state`.
-        chains: number of chains that measure the steps' shares, two or more.
+        chains: number of chains that are sampled to measure the steps' shares, two or more.
     """
     before, combination = policy.evaluations, Combination.of(rewards, config.algorithm.baseline)
     scoring = _Scoring(policy, rewards, combination, config.train.rollout_rows)
@@ -186,7 +186,7 @@ class _Scoring:
 def _by_method(
     config: Config, policy: Policy, scoring: _Scoring, row: Row, *, iteration: int, rollout_state: Any
 ) -> Trajectory:
-    """Roll out the method in a group whose first start is that of the row; return the chain from that start."""
+    """Roll out one group by the run's method, with `row` as its first start; return the chain from that start."""
     algorithm, size, seed = config.algorithm, config.train.group_size, config.run.seed
     levels = rollout_state
     if algorithm.tree.adapts:
@@ -217,7 +217,7 @@ def _by_method(
 def _credit(
     config: Config, algorithm: Algorithm, tree: Tree, combination: Combination, *, rewards: torch.Tensor
 ) -> dict[int, float | None]:
-    """Return the advantage of the edge to each node, for nodes whose edge has a unit."""
+    """Return the advantage of the edge to each node, for nodes whose edge belongs to a credit unit."""
     units = algorithm.credit.units(tree, combination.columns(rewards), combination.weights)
     unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, _ = unit_selection.normalize_advantages(
@@ -228,7 +228,7 @@ def _credit(
 
 
 def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> Trajectory:
-    """Merge the first noisy edges of all steps, from the first start, into one chain; without noise use `LENT`."""
+    """Chain the first noisy edge of each step from the first start; if no edge is noisy, chain steps of `LENT`."""
     last = len(tree.sigmas) - 2
     first: dict[int, tuple[tuple[int, ...], int, Any, int]] = {}  # step -> path, node, its edges, index in these
     for evaluation in tree.evaluations:
@@ -293,7 +293,7 @@ def _redraw(
 
 
 def _branch_step(tree: Tree, way: Sequence[int]) -> int | None:
-    """Return the step at which a redraw left the trunk; None for other leaves."""
+    """Return the step at which the path `way` of a redraw leaves the trunk; None for a path that is no redraw."""
     redrawn = [node for node in way if tree.nodes[node].role == REDRAWN]
     parent = tree.nodes[redrawn[-1]].parent if redrawn else None
     return None if parent is None else tree.nodes[parent].step

@@ -1,7 +1,7 @@
 """Checks of `flowgrpo doctor`: the certificate on the user's model, and common problems of a run.
 
-The checks of single model calls, of gradients, of time and of the export take two steps at the real sizes. The others
-(`runs`, spread and spectrum) take the whole schedule.
+The checks of single model calls, of gradients, of time and of the export use a schedule of two steps, with samples of the
+run's size. The others (`runs`, spread and spectrum) use the whole schedule.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _checks(
 
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
-    """Return the longest prompt, a prompt for each reward that applies to neither end, and the shortest prompt."""
+    """Return the longest prompt, a prompt for each reward that applies to neither longest nor shortest, and the shortest."""
     stored_prompts = settings.data.groups is not None
     if not stored_prompts and settings.prompts.train in prompts.SMALL and settings.model.path not in EMBEDDED:
         return [prompts.Prompt(text) for text in DEFAULT_PROMPTS]
@@ -158,7 +158,7 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:
-    """Return the failed check of a pipeline that cannot run in steps: it is not deterministic, or else `refusal`."""
+    """Return the failed check of a pipeline that cannot run step by step: nondeterminism if found, else `refusal`."""
     with suppress(Exception):  # the pipeline may not run at all
         deterministic = _conditioning(policy, row)
         if not deterministic.ok:
@@ -254,7 +254,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
 def _time(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
 ) -> Check:
-    """Estimate the seconds of an iteration from one evaluation, one update and one decoding."""
+    """Estimate the seconds of an iteration from one model call, one model call with gradient, and one decoding."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
     rollout_batch, update_batch = batch[:size], batch[:trained]

@@ -25,11 +25,11 @@ from rewards.compute import default_device
 def explain_sample(
     settings: Config, run: Path, found: Path, *, prompt: int, seed: int | None, redraws: int, chains: int
 ) -> Explanation:
-    """Explain a sample with the weights of the checkpoint `found` (their average, if kept).
+    """Explain a sample with the weights of the checkpoint `found` (the average of weights, if it is saved there).
 
-    `prompt` is the index of a held-out prompt; `seed` is the seed of the start, None for that of evaluations. Raises
-    InputError if there is no such prompt, a reward is group-wise, or the model cannot be loaded, and RewardError if a reward
-    fails.
+    `prompt` is the index of a held-out prompt. `seed` is the seed of the initial noise; None: the one of evaluations. Raises
+    InputError if there is no such prompt, a reward is group-wise, or the model cannot be loaded; raises RewardError if a
+    reward fails.
     """
     setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")

@@ -3,7 +3,7 @@
 By the law of total variance Var(R) is Var(E[R | start]) plus, for each step, E Var(E[R | next state] | state). The variance
 after a state is half the expected squared difference of two samples that part there and share no later noise. This estimate
 is unbiased and needs no mean. So a chain is sampled from each start, and further chains leave it at some steps. Every pair
-of samples contributes to the estimate at its last common state. Shares sum to 1; estimates of small ones may be negative.
+of samples contributes to the estimate at its last common state. Shares sum to 1; a small share may be estimated below 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VarianceShare:
 
 
 def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
-    """Plan chains with one move per step; at each step of `splits` a second chain leaves and takes the same moves."""
+    """Plan chains with one move per step; at each step of `splits` a second chain branches off and takes the same moves."""
     parting = frozenset(splits)
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
@@ -64,10 +64,10 @@ def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
 
 
 def geometry(steps: int, prompts: int) -> tuple[range, int]:
-    """Return the steps at which chains split, and the number of starts per prompt, within `EVALUATIONS`.
+    """Return the steps at which chains split, and the number of starts per prompt, for `EVALUATIONS` model evaluations.
 
     If splits at all steps cost too much, only every second step splits, or every fourth, and so on. The steps from one split
-    to the next then have one common share.
+    to the next then have one common share. There are at least `FEWEST` starts, even if they cost more.
     """
     stride = 1
     while True:
@@ -80,9 +80,9 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
 
 
 def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
-    """Return the variance shares of the start and the steps, with jackknife errors over starts, and the variance.
+    """Return the variance shares of the start and the steps, with jackknife errors over starts, and the total variance.
 
-    `tree` is grown by a plan of `nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
+    `tree` is grown by a plan of `plan_nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
     lost. Without variance, [] and 0 are returned.
     """
     of_starts = _squares(tree, rewards)
@@ -140,7 +140,7 @@ Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squar
 
 
 def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
-    """Return half squared reward differences for each (group, start), summed over pairs with a sample of this start.
+    """Return for each (group, start) the `Squares` of all pairs of samples with at least one sample of this start.
 
     Samples without a reward are left out."""
     of_group = defaultdict(list)
@@ -161,7 +161,7 @@ def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares
 
 
 def _shares(sums: torch.Tensor) -> torch.Tensor:
-    """Return shares (..., P) from sums and counts (..., P, 2): the differences of successive variances over the first."""
+    """Return shares (..., P) from (sum, count) (..., P, 2): differences of successive variances, divided by the first."""
     variances = sums[..., 0] / sums[..., 1]
     after = torch.cat([variances[..., 1:], torch.zeros_like(variances[..., :1])], dim=-1)
     return (variances - after) / variances[..., :1]

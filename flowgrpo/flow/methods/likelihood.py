@@ -1,11 +1,11 @@
 """Likelihoods: the log-probabilities of a trajectory's steps, or a bound on the log-likelihood of its final sample.
 
 `trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample. The weighted squared error of
-the velocity there is minus a bound on the sample's log-likelihood. So any deterministic solver may roll out, and only
-final samples are kept.
+the velocity at the noised sample is minus a bound on the final sample's log-likelihood. So any deterministic solver may
+roll out, and only final samples are kept.
 
 Let x = (1 - sigma) x0 + sigma noise, target = noise - x0 and e = v - target. Let E be the mean of e^2 over a sample's
-dimensions. For an exact velocity, the integral over sigma of (1 - sigma) / sigma E, averaged over noise, is minus the
+dimensions. For an exact velocity, the integral over sigma of E (1 - sigma) / sigma, averaged over noise, is minus the
 log-likelihood per dimension, up to a constant. This is the weight `exact`; the others do not give the log-likelihood.
 """
 
@@ -83,7 +83,7 @@ class Likelihood(Choice):
 
     @property
     def policies(self) -> set[str]:
-        """Return the names of the policies that it needs besides the live one."""
+        """Return the names of the policies that the likelihood needs besides the live one."""
         return set()
 
 

@@ -121,9 +121,9 @@ def check_paths(config: Any) -> None:
 def check_stored(config: Any) -> None:
     """Raise InputError if a run on stored samples (`data.groups`) has a setting that needs rollouts of its own.
 
-    The anchor may be the reference, which may have made the samples, or the live policy, for which the ratio is 1. An
-    old policy made none of the samples, so a ratio to it would weigh them arbitrarily. A snapshot of the live policy
-    may be the anchor only if it also samples the worse one of each pair.
+    The anchor may be the reference, which may have generated the stored samples, or the live policy, for which the
+    ratio is 1. An old policy generated none of them, so a ratio to it would weigh them arbitrarily. A snapshot of the
+    live policy may be the anchor only if it also samples the worse sample of each pair.
     """
     train, likelihood = config.train, config.algorithm.likelihood
     if likelihood.name != "elbo":

@@ -1,8 +1,8 @@
 """Training settings of the source of each preset (steps, groups, learning rate and so on), as configuration keys.
 
 A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them next to the run's. `AROUND` are
-the keys that we looked up in every source. `NOT_SAID` are those of them that a source does not give. Our own presets
-have neither.
+the keys that we looked up in every source. `NOT_SAID` has the keys in `AROUND` that a preset's source does not give. Our
+own presets have no source: their rows are empty, and they are not in `NOT_SAID`.
 
 If a source counts groups or optimizer steps for each GPU, the numbers here are multiplied by its script's number of
 GPUs. The code of Flow-GRPO and of DGPO moves its average twice in an optimizer step, once for each of two
@@ -38,7 +38,7 @@ def _guidance(scale: float, guidance: str = "pipeline") -> dict[str, Any]:
 
 
 def _loop(**numbers: Any) -> dict[str, Any]:
-    """Return settings by configuration key: the key in `_KEYS`, else the name in the section train."""
+    """Return `numbers` by configuration key: the key that `_KEYS` gives for a name, else `train.` and the name."""
     return {_KEYS.get(name, f"train.{name}"): value for name, value in numbers.items()}
 
 

@@ -2,7 +2,7 @@
 
 diffusers cuts the network's input into equal parts, exchanges heads for tokens around each attention (Ulysses, arXiv
 2309.14509) and gathers the result. So the pipeline sees whole latents on every process. The backward pass runs through
-each process's own part, so every process holds a part of the gradient, and the gradient is their sum.
+each process's own part of the sequence, so the whole gradient is the sum of the gradients of the processes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _split_hooks(network: torch.nn.Module) -> Iterator[ContextParallelSplitHook]
 
 
 def _refuse_remainders(hook: ContextParallelSplitHook, name: str, degree: int) -> None:
-    """Make a hook raise a readable InputError if a sequence has no equal parts; diffusers only asserts."""
+    """Make a hook raise a readable InputError if a sequence does not divide evenly; diffusers only asserts."""
     cut = hook._prepare_cp_input
 
     def checked(x: torch.Tensor, plan: Any) -> torch.Tensor:

@@ -39,8 +39,9 @@ else:
 def adapters(model: Model) -> dict[str, Adapter]:
     """Return the adapters of `model.lora.path` or `model.merge`, by network; {} without either.
 
-    A network without adapters in `model.lora.path` gets new ones on the layers of another network's; its output stays
-    the same. Raise InputError if there is no such file, or its adapters do not fit this model or the config.
+    A network without adapters in `model.lora.path` gets new ones (up = 0) on the layers of another network's adapters;
+    this leaves its output unchanged. Raise InputError if there is no such file, or its adapters do not fit the model or
+    the config.
     """
     if model.merge is not None:
         with lora_files.named("model.merge"):
@@ -111,7 +112,7 @@ def outlines(path: str) -> dict[str, Outline]:
 def assign_adapters(file: LoraFile, networks: Mapping[str, Outline], path: str) -> dict[str, Adapter]:
     """Return a file's adapters by network; layers are found by diffusers' names, `layer_names`, or the pipeline class.
 
-    The pipeline class may translate names (`lora_state_dict`); this is tried for files with other names. Raise
+    A file with names in neither of the first two is translated by the pipeline class (`lora_state_dict`), if it can. Raise
     InputError if the adapters are not for the model at `path`.
     """
     index = _index(networks)
@@ -147,7 +148,7 @@ def _index(networks: Mapping[str, Outline]) -> Index:
 
 
 def _simplify_options(file: LoraFile) -> LoraFile:
-    """Return the file with one set of options for all names, or none if the file has alphas."""
+    """Return the file without LoRA options if it has alphas; else a single set of options becomes that of all names."""
     if any(key.endswith(".alpha") for key in file.tensors):
         return replace(file, options={})
     plain = lora_layers.without_patterns(file)
@@ -189,7 +190,7 @@ def _translate(pipeline: Any, file: LoraFile) -> dict[str, torch.Tensor] | None:
 
 
 def _check_used(file: LoraFile, given: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
-    """Raise InputError if the translation ignores a given tensor: the gradient of the sum of `state` in it is 0."""
+    """Raise InputError if the translation ignores a tensor of `given`, so that the sum of `state` has no gradient for it."""
     learning = {key: tensor for key, tensor in given.items() if tensor.requires_grad}
     total = sum(tensor.sum() for tensor in state.values() if torch.is_tensor(tensor) and tensor.requires_grad)
     if not torch.is_tensor(total):

@@ -1,4 +1,4 @@
-"""Layer names of ComfyUI, kohya and the makers of a model, in one table per network with diffusers' names.
+"""Tables, one per network class, from the layer names of ComfyUI, kohya and a model's makers to those of diffusers.
 
 ComfyUI names the layers of some networks as diffusers does, with a prefix. For other networks it keeps the names of the
 model's release, where one matrix may hold several of diffusers' layers (q, k and v). The tables are used to write files
@@ -48,7 +48,7 @@ class Names:
         return _find(self.table, layer)
 
     def find_parameter(self, path: str) -> str | None:
-        """Return the other name of a diffusers parameter, by its own or its layer's name; None if it has none."""
+        """Return the other name of a diffusers parameter, from `parameters` or its layer's name; None if it has none."""
         layer, _, last = path.rpartition(".")
         parameter = _find(self.parameters, path)
         if parameter is not None:
@@ -62,7 +62,7 @@ class Names:
         return names | self._spell(self.table, layers)
 
     def read_parameters(self, paths: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the same for parameters outside linear and convolutional layers."""
+        """Return all other names of parameters outside linear and convolutional layers: name -> diffusers' parameters."""
         names = {} if self.makers is None else self.makers.read_parameters(paths)
         return names | self._spell(self.parameters, paths)
 
@@ -96,7 +96,7 @@ def _find(table: Table, path: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _table(text: str) -> Table:
-    """Parse lines `name=layers`; the i-th choices of all `{}` in a line belong together, `[]` lists a name's layers."""
+    """Parse lines `name=layers`; the i-th choices of all `{}` in a line make an entry, `[]` and `+` join its layers."""
     table: dict[str, tuple[str, ...]] = {}
     for line in text.split():
         fixed, choices = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)

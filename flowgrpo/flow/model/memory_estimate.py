@@ -36,10 +36,10 @@ def memory_estimate(
     *,
     among: int = 1,
 ) -> dict[str, int]:
-    """Return the bytes of a process: `gpu_bytes` on its device (or CPU), `host_bytes` of offloaded weights.
+    """Return the memory that a process needs: `gpu_bytes` on its device (or CPU), `host_bytes` of offloaded weights.
 
     `components` and `begun` are the results of `component_shapes` and `initial_lora.adapters`, if known. The weights
-    are shared `among` processes (sharding). Raise InputError if there is no such model.
+    are sharded over `among` processes. Raise InputError if there is no such model.
     """
     model, train = config.model, config.train
     components = component_shapes(model.path, variant=model.variant) if components is None else components
@@ -82,7 +82,7 @@ def policy_copies(config: Config) -> int:
 
 
 def loading_peak(config: Config, components: Components) -> int:
-    """Return the bytes on the device while prompts are encoded: those of all components that do not load later."""
+    """Return the bytes of weights on the device while prompts are encoded: of all components that do not load later."""
     model = config.model
     width = torch.finfo(DTYPES[model.dtype]).bits // 8
     later = model.text_encoders != "keep" and load.loads_later(model.path)

@@ -95,8 +95,8 @@ def _describe_networks(path: str, variant: str | None) -> dict[str, dict[str, An
 def put_pipeline(weights: Weights, path: str, variant: str | None = None) -> None:
     """Make the networks of the pipeline at `path` the reference policy of `weights`.
 
-    They stand in for the trained weights, or with LoRA for the base without adapters. They must have the student's
-    shapes (see `check`), and the reference of `weights` must be a teacher.
+    In the reference their weights replace the trained weights, or with LoRA the base, whose adapters are then off. They
+    must have the student's shapes (see `check`), and the reference of `weights` must be a teacher.
     """
     values: dict[str, torch.Tensor] = {}
     kinds = load.index_of(path)

@@ -32,7 +32,7 @@ def resample(
 ) -> Tree:
     """Return the tree with new samples of the current policy in place of those of `leaves`, at most one in a group.
 
-    `rows` are those of the leaves, with the seeds of the new chains. `iteration` is part of their noise's address.
+    `rows` are the leaves' rows, but with the seeds of the new chains. `iteration` is part of the new noise's address.
     """
     if not leaves:
         return tree

@@ -69,7 +69,7 @@ class Source:
 
 
 def load_source(config: Config) -> Source | None:
-    """Return the stored groups of a run, or None; raise InputError if they are too small or lack a reward."""
+    """Return the stored groups of a run, None without any; raise InputError if they are too small or lack a reward."""
     if config.data.groups is None:
         return None
     groups, size = stored.read(Path(config.data.groups)), config.train.group_size

@@ -29,7 +29,7 @@ State = Mapping[str, torch.Tensor]
 
 
 def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """Raise InputError for full weights, and for networks, layers or parameters without a name in ComfyUI.
+    """Raise InputError for full weights, and for networks, layers, parameters or biases that have no place in ComfyUI.
 
     This loads no model. `shifts` has the shifts of each network of the run, by parameter path.
     """
@@ -54,7 +54,7 @@ def check(settings: Config, checkpoint: Path, shifts: Mapping[str, Mapping[str, 
 
 
 def names_of(kind: str, biased: bool = False) -> Names:
-    """Return ComfyUI's names for a network class, with `biased` those of biases too; raise InputError if unknown."""
+    """Return ComfyUI's names for a network class; with `biased`, those whose biases it reads; raise InputError if none."""
     if kind not in NAMES:
         known = ", ".join(sorted(name.removesuffix("Model") for name in NAMES))
         raise InputError(

@@ -45,9 +45,9 @@ SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shif
 def check(settings: Config, run: Path, found: Path, *, comfyui: bool) -> None:
     """Check that the checkpoint `found` can be exported, as far as this can be told without loading the model.
 
-    Raise InputError if there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from;
-    with `comfyui`, if layers have no known names in ComfyUI; without it, if that LoRA has shifts, which diffusers' file
-    cannot hold.
+    Raise InputError if there is no such model, no evaluation prompts, or no copy of the LoRA that the run started from.
+    With `comfyui`, raise it also if layers have no known names in ComfyUI; without, if that LoRA shifts parameters,
+    which diffusers' LoRA files cannot hold.
     """
     kept = lora_files.with_kept_lora(settings, run)
     load.check_weights(settings.model.path, settings.model.variant)
@@ -147,7 +147,7 @@ def _lora_settings(settings: Config, adapters: Mapping[str, LoraConfig]) -> dict
 
 
 def _with_before(run: Path, row: Row, file: Path) -> Shown:
-    """Return a sample for the card; copy the run's sample from before training, if kept, beside its file."""
+    """Return a sample for the model card; copy the run's sample from before training, if it was kept, beside `file`."""
     kept = model_card.before(run, row)
     if kept is None:
         return Shown(row, file.name)

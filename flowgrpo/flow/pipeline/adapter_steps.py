@@ -1,8 +1,8 @@
 """Adapters that act in a part of the schedule only; the base model takes the other steps.
 
 This is MixGRPO's remedy against reward hacking (arXiv 2507.21802): the trained model takes the first steps, and the model
-before training takes the others. Step k of n, counted from 0, uses the adapters if first <= k / n < end. Departures from
-MixGRPO's code:
+before training takes the others. In a part `first:end`, step k of n (counted from 0) uses the adapters if
+first <= k / n < end. Departures from MixGRPO's code:
 
  1. Its option is a number of first steps, 30 of 50 in its script; here that is the part 0:0.6, and a part may begin later.
  2. It holds two whole networks; here one network switches its adapters on and off.
@@ -46,7 +46,7 @@ def limited(pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key:
 
 
 def limit_adapters(pipe: DiffusionPipeline, first: float, end: float) -> None:
-    """Limit the adapters of a stock pipeline to a part of its schedule, from now on; for model cards."""
+    """Let a stock pipeline use its adapters only from `first` to `end` (fractions of its steps); for code in model cards."""
     _Limit(pipe, (first, end), lambda on: enable(traits.networks(pipe).values(), on), KEY).hook()
 
 
@@ -59,7 +59,7 @@ def enable(networks: Iterable[torch.nn.Module], on: bool) -> None:
 
 
 class _Limit:
-    """A pre-forward hook that switches the adapters on where the part begins, and off where it ends."""
+    """A pre-forward hook that switches the adapters on where `part` of the schedule begins, and off where it ends."""
 
     def __init__(self, pipe: DiffusionPipeline, part: Sequence[float], switch: Switch, key: str):
         self._pipe, (self._first, self._end), self._switch, self._key = pipe, part, switch, key
@@ -88,7 +88,7 @@ class _Limit:
         self.set(on)
 
     def set(self, on: bool) -> None:
-        """Switch the adapters if needed."""
+        """Switch the adapters on or off, unless they already are."""
         if on != self._on:
             self._switch(on)
             self._on = on

@@ -15,13 +15,13 @@ from samplers.kernels import State
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Abilities of a pipeline, found by running it (see `probe`); the defaults are the most general.
+    """Abilities of a pipeline, found by running it (see `probe`); the defaults restrict least.
 
     Attributes:
         pads_prompts: whether rows with prompts of unequal lengths may share a call.
         max_batch: largest number of rows of a call, None for any.
-        decodes_by_landing: whether decoding must run the loop's last step, which then returns the given state.
-        starts_alone: whether each row needs its own call to start, because in a batch its random numbers differ.
+        decodes_by_landing: whether decoding must run the loop's last step, which then returns the given state unchanged.
+        starts_alone: whether each row needs its own call to draw its initial state, which would differ in a batch.
     """
 
     pads_prompts: bool = True

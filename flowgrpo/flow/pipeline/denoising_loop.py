@@ -1,7 +1,7 @@
 """An unmodified diffusers pipeline that runs any slice of its schedule.
 
 `FlowSDEScheduler` replaces the pipeline's scheduler, and the pipeline's own `__call__` runs each slice. Rollout and
-update therefore run the same code on the same numbers. `slice_probe` and `batching` decide which rows may share a call.
+update therefore run the same code with the same inputs. `slice_probe` and `batching` decide which rows may share a call.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class DenoisingLoop:
     ) -> tuple[Any, list[StepRecord]]:
         """Call the pipeline once for a part of its schedule; return its output and its recorded steps.
 
-        Each call gets freshly seeded generators, so that the pipeline draws the same numbers for its conditions each time.
+        Each call gets freshly seeded generators, so that the pipeline draws the same noise for its conditions each time.
 
         Args:
             rows: prompts and seeds; the call takes the conditions of the first row.
@@ -250,7 +250,7 @@ class DenoisingLoop:
     def step(
         self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State
     ) -> tuple[list[StepRecord], Watch | None]:
-        """Run one step from a state; return its records, one per tensor of the state, and the `Watch` if the loop pins.
+        """Run one step from a state; return a record per tensor of the state, and the `Watch` (None unless the loop `pins`).
 
         `steps` is a range of length 1 with the index of the step, or the two sigmas of the step.
         """

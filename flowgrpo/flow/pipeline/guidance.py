@@ -29,7 +29,7 @@ def update_call(guidance: str, policy: Policy) -> dict[str, Any]:
 
 @contextmanager
 def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[None]:
-    """Return a context in which the policy has the call arguments of an update; enter it inside that of `training_call`.
+    """Return a context in which the policy has the call arguments of an update, on top of those of `training_call`.
 
     The first of `rows` is encoded to find the schedule.
     """

@@ -1,7 +1,7 @@
 """The policy: the model that samples and is trained.
 
-A policy is a conditional velocity field with a distribution of starts and a decoder. `DiffusersPolicy` wraps any diffusers
-flow pipeline, for any number of rows at once.
+A policy is a conditional velocity field with a distribution of initial states and a decoder. `DiffusersPolicy` wraps any
+diffusers flow pipeline, for any number of rows at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Policy(Protocol):
 
     @property
     def pins(self) -> bool:
-        """Return whether the loop overwrites a part of each state; known once a row was started."""
+        """Return whether the loop overwrites a part of each state; known after the first call of `start`."""
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Encode the rows' conditions, such as prompts; `key` names the call arguments in errors."""
@@ -80,8 +80,8 @@ class DiffusersPolicy:
 
     Attributes:
         walk: the `DenoisingLoop`, which also describes the constructor's arguments.
-        capabilities: which rows may share a call, and how final states are decoded. Probed by `check`, or when rows first
-            come together (once for rows of one prompt, once for several prompts). Later probes only tighten it.
+        capabilities: which rows may share a call, and how final states are decoded. Probed by `check`, or before
+            rows first share a call: once for rows of one prompt, once for rows of several. Later probes only tighten it.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
@@ -130,7 +130,7 @@ class DiffusersPolicy:
     def limited(
         self, part: Sequence[float] | None, switch: Callable[[bool], object], key: str = adapter_steps.KEY
     ) -> AbstractContextManager[None]:
-        """Return a context in which whole runs use adapters in a part of the schedule only; None stands for all of it."""
+        """Return a context in which whole runs use adapters only in `part` of the schedule; None means all of it."""
         return nullcontext() if part is None else adapter_steps.limited(self.pipe, part, switch, key)
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
@@ -198,7 +198,7 @@ class DiffusersPolicy:
         self._probed |= {False, _unequal(rows)}
 
     def _cut(self, rows: Sequence[Row], state: State = ()) -> list[tuple[Sequence[Row], State]]:
-        """Cut rows and state into batches; probe first whether rows may share a call, if such rows are new."""
+        """Cut rows and state into batches; probe beforehand whether such rows may share a call, unless this is known."""
         if len(rows) > 1 and _unequal(rows) not in self._probed:
             other = max(rows, key=lambda row: abs(len(row.prompt) - len(rows[0].prompt)))
             self.capabilities = probe_batching(self.walk, [rows[0], other], self.capabilities)

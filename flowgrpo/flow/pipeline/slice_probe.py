@@ -62,7 +62,7 @@ def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
 
 @torch.no_grad()
 def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities) -> Capabilities:
-    """Find the largest batches in which each sample equals the sample computed alone, with two seeds of the first row.
+    """Find the loosest batching in which each row gives the same results as alone; `rows[0]` also runs with a second seed.
 
     Return `known`, with `pads_prompts`, `max_batch` and `starts_alone` tightened if `rows` need it.
     """
@@ -114,7 +114,7 @@ def _whole_run(walk: DenoisingLoop, rows: Sequence[Row]) -> tuple[State, torch.T
 
 
 def _slicing_gap(walk: DenoisingLoop, rows: Sequence[Row], whole: State) -> float:
-    """Return the largest difference between final states of a whole run and of its steps, in standard deviations."""
+    """Return the largest difference between the final states of a whole run and of single steps, in standard deviations."""
     state = walk.start(rows)
     for step in range(len(walk.sigmas) - 1):
         recorded, _ = walk.step(rows, range(step, step + 1), state)
@@ -146,7 +146,7 @@ def _slicing_fault(walk: DenoisingLoop, rows: Sequence[Row], gap: float, key: st
 
 
 def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str]]:
-    """Yield arguments that may make a slice differ, each with a value to try and two parts of the message.
+    """Yield call arguments that may make slices differ from a whole run: name, value to try, cause and remedy as text.
 
     First each given argument is left out; then each non-zero number is set to 0, the smallest first.
     """

@@ -32,7 +32,7 @@ class Encoder:
 
     Attributes:
         shape, dtype: shape of one state, and its dtype.
-        order: (n,) index in a state of each element of the VAE's latents.
+        order: (n,) for each element of the VAE's latents, its index in a flattened state.
         scale, shift: (n,), so that latents = scale * state + shift.
         latents: shape of the VAE's latents.
         size: height and width of the pictures.
@@ -72,7 +72,7 @@ class Encoder:
 
 @torch.no_grad()
 def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
-    """Build the picture encoder of a policy, for pictures of the size in the call of `row`, which may be any row.
+    """Build the picture encoder of a policy, for pictures of the size that it samples for `row`, which may be any row.
 
     Raise InputError if the pipeline has no VAE encoder, or does more to its latents than reorder, scale and shift them.
     """

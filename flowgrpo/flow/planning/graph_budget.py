@@ -1,4 +1,4 @@
-"""Whether rollouts keep their graphs for the first update: if there is room, and until memory runs out."""
+"""The decision whether rollouts keep their autograd graphs for the first update: if they fit, until memory runs out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RolloutGraphs(KeptGraphs):
 
     Attributes:
         parts: numbers of the minibatches whose graphs rollouts keep: (0,) or ().
-        growing: whether the trees of a rollout are growing; drafts, which come before, have no graphs.
+        growing: whether a rollout is growing its trees now; False during drafts, which keep no graphs.
     """
 
     def __init__(self, run: RunState):
@@ -73,7 +73,7 @@ class RolloutGraphs(KeptGraphs):
         """Measure whether graphs fit into memory, set `parts`, and report the decision.
 
         With `train.replay: never` graphs are always kept. A run that has given them up does not measure again.
-        `to_come` returns the bytes that the run will still allocate; see `BatchSizes.to_come`.
+        `to_come` returns the bytes that the run will still allocate, given those of one call; see `BatchSizes.to_come`.
         """
         run, config, policy = self._run, self._config, self._run.policy
         if self._insists:

@@ -11,7 +11,7 @@ from flowgrpo.training.planning.iteration_cost import Calls, Forward, Work, work
 
 
 def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
-    """Return the work of an iteration, from the operations measured in `budget` and the counts of the plan."""
+    """Return the work of an iteration, from the operations measured in `budget` and the counts in the plan `planned`."""
     config, sampling = budget.config, budget.trial.rollout
     train, evaluating, g = config.train, budget.trial.evaluate or sampling, planned["geometry"]
     evaluations = planned["model_evaluations"]["rollout"] / (g["samples"] * g["guidance_branches"])

@@ -1,4 +1,4 @@
-"""Forecast of an iteration's counts: its real tree is grown on states with a single number each."""
+"""Forecast of an iteration's model evaluations and samples: its real tree is grown on states of one number each."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Cost:
 
 
 def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
-    """Return the cost of an iteration without guidance, where each row goes through the model once.
+    """Return the cost of an iteration without guidance: each row of a model call counts once.
 
-    The tree gets made-up rewards and is pruned: choices that do not fit each other or the schedule raise InputError.
+    The tree gets made-up rewards and is pruned, so choices that do not fit each other or the schedule raise InputError.
     """
     train, algorithm = config.train, config.algorithm
     replays = train.rollout_rows == train.update_rows  # the update may repeat the rollout's calls
@@ -95,9 +95,9 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
 
 
 def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
-    """Return the cost of the iteration with the most kept graphs, among the next, the middle and the last one.
+    """Return the cost of the iteration with the most kept graphs: the next, the middle or the last iteration.
 
-    A tree that changes during a run, such as BranchGRPO-Mix's, has the most at the beginning or the end.
+    A tree that changes during a run, such as BranchGRPO-Mix's, has the most kept graphs at the beginning or the end.
     """
     last = max(done, config.train.iterations - 1)
     costs = [predict_cost(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
@@ -110,7 +110,7 @@ def _finishes(evaluation: Evaluation) -> bool:
 
 
 def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the model rows and decoded samples of finishing the first group exactly; zeros if no check is set."""
+    """Return the model rows and decoded samples of finishing the first group exactly; (0, 0) if `finish` sets no check."""
     tree = config.algorithm.tree
     finish = getattr(tree, "finish", None)
     if finish is None or not finish.every:

@@ -127,7 +127,7 @@ class FlowBudget(Budget):
         return sum(low_precision_copies.size(each, self._linear_width, word) for each in networks for word in words)
 
     def _copied_layer(self) -> int:
-        """Return the bytes that the largest layer of such a copy needs to rebuild its weights in a call."""
+        """Return the bytes that the largest layer of a quantised copy needs to dequantise its weights in a call."""
         if not low_precision_copies.of_copies(self.config).keys() - {"bfloat16"}:
             return 0
         return quantisation.dequantised_bytes(self.trial.shapes.values(), self._linear_width)
@@ -142,7 +142,7 @@ class FlowBudget(Budget):
 
 
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
-    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if it cannot run."""
+    """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if the run cannot start."""
     with budget_of(config) as budget:
         return check_fit(budget, gpu_bytes, rewards_of(config)[1])
 

@@ -57,7 +57,7 @@ class Trial(TrialSizes):
 
 
 def trial(config: Config, folder: str, row: Row) -> Trial:
-    """Measure a run's calls, from the configs in `folder` and the longest prompt; raise InputError as the run would."""
+    """Measure a run's calls, from the configs in `folder` and the longest prompt (`row`); raise InputError as runs do."""
     model, meta = config.model, MetaNetworks()
     pipe = meta_pipeline.pipeline(folder, DTYPES[model.dtype])
     networks = {name: m for name, m in pipe.components.items() if isinstance(m, torch.nn.Module)}
@@ -126,9 +126,9 @@ def _measure_sampling(
     tiled: bool,
     before: tuple[Sampling, tuple[torch.Tensor, ...]] | None = None,
 ) -> tuple[Sampling, tuple[torch.Tensor, ...]]:
-    """Return the sizes of sampling a row, and its first state.
+    """Return the sizes of sampling a row, and the row's initial state.
 
-    `before` is an earlier result. If its state has the same shapes, its sizes of decoding are taken over.
+    `before` is an earlier result. If its state has the same shapes, its sizes of decoding are reused.
     """
     calls: list[torch.nn.Module] = []
     hooks = [net.register_forward_pre_hook(lambda module, _: calls.append(module)) for net in policy.modules.values()]

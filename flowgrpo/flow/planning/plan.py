@@ -46,7 +46,7 @@ def plan(config: Config) -> dict[str, Any]:
     """Return the plan of a run as `flowgrpo plan --format json` prints it, for one iteration on all processes.
 
     Model evaluations count latents: a batch of 8 counts 8, and each guided step with two branches counts 2. The counts
-    come from the real tree, grown on states with a single number each. If the hub cannot be reached, stored configs are
+    come from the real tree, grown on states of one number each. If the hub cannot be reached, stored configs are
     used (`data.known`), and the plan has no `memory`. Raise InputError if model, files, prompts or geometry are wrong.
     """
     if not load.uses_known_configs(config.model.path):
@@ -182,7 +182,7 @@ def _format_spared(planned: dict[str, Any]) -> str:
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the line of the memory estimate; no line if it is unknown and --gpu-memory gives its own."""
+    """Return the line of the memory estimate; [] if it is unknown but the plan has the estimate of --gpu-memory."""
     if "memory" not in planned:
         words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
         return [] if "gpu" in planned else [("memory", words)]
@@ -307,7 +307,7 @@ def picture(config: Config, num_steps: int) -> list[str]:
 def check_columns(config: Config, rows: Sequence[Prompt], over: dict[str, Any] | None = None) -> None:
     """Raise InputError if a column for a numeric argument holds no number, or if rows have different numbers of steps.
 
-    `over` is `eval.call` if the rows are evaluation prompts; it gives the number of steps of rows without a column.
+    `over` is `eval.call` if the rows are evaluation prompts; it gives the number of steps of rows whose column is empty.
     """
     pipeline, key = planned_class(config.model.path), "the prompts' columns"
     parameters = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters

@@ -1,8 +1,8 @@
-"""Cheap finishes of trees, and a check of their effect on the order of siblings.
+"""Cheap finishes (few or low-precision ODE steps at a branch's end), and a check of their effect on sibling order.
 
 The check runs in the first iteration and every `tree.finish.check` iterations. It grows the trees of the first group
-again from the same noise and finishes them exactly: by all the steps and the network as it is. Both results are decoded
-and scored, and the credit units are ranked by each. The random numbers of the run do not change.
+again from the same noise and finishes them exactly: with all remaining ODE steps, by the network itself. Both results are
+decoded and scored, and the credit units are ranked by either reward. The random numbers of the run do not change.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Finishing:
     def _values(
         self, algorithm: Algorithm, tree: Tree, scores: Scores
     ) -> Mapping[tuple[tuple[int, ...], int], tuple[tuple[int, ...], float]]:
-        """Return (comparison set, value) of each unit of the first group, by path and step of the unit's first node."""
+        """Return (comparison set, value) of each unit of the first group, keyed by (path, step) of the unit's first node."""
         units: CreditUnits = algorithm.credit.units(tree, self._credited.columns(scores.values), self._credited.weights)
         values = weighted_sum(units.values, self._credited.weights)
         first_nodes = {}

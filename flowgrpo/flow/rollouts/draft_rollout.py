@@ -88,7 +88,7 @@ def run_draft(
     """Sample a pool of starts by ODE; return the best and the worst starts of each group (Sol-RL, arXiv 2604.06916).
 
     Starts whose reward was lost rank in the middle. `pool` has the starts of each group and their assignment to
-    processes. `rows` are those of this process's starts, `numbers` how many starts to choose in each group.
+    processes. `rows` are the rows of this process's starts. `numbers` has how many starts to choose in each group.
     """
 
     def pieces() -> Iterator[Piece]:
@@ -121,7 +121,7 @@ def run_draft(
 def pair_draft_with_final(tree: Tree, total: Tensor, draft_rewards: Sequence[Tensor]) -> list[DraftScore]:
     """Return for each root its draft reward and the mean reward of its samples; samples of twigs do not count.
 
-    `total` (leaves,) has the samples' rewards, `draft_rewards` a tensor (roots,) for each group. A lost reward is NaN.
+    `total` (leaves,) has the samples' rewards. `draft_rewards` has a tensor (roots,) for each group. A lost reward is NaN.
     """
     by_root = defaultdict(list)
     for end in trunk_ends(tree):

@@ -58,7 +58,7 @@ def calibrate(run: RunState, levels: list[float], roll_out: Callable[[int, list[
 
 
 def level_steps(kernel: str, tree: Tree, step: float) -> list[float]:
-    """Return for each level the change that changes the noise g of its step by `step`.
+    """Return the change of each level that changes the noise g of its step by `step`.
 
     g is std / sqrt(sigma - sigma_next). The level is g itself for `dance_sde`, and g / sqrt(sigma / (1 - sigma)) for
     `flow_sde`. For kernels whose g is not proportional to the level, the change is that at level 1. The level of a step

@@ -34,7 +34,7 @@ def probe_calls(
 ) -> ProbeCalls:
     """Return the probe calls, on the longest of `prompts`.
 
-    Evaluations sample the `held_out` prompts. They change the call arguments `call`, and drafts change `draft`.
+    Evaluations sample the `held_out` prompts. `call` and `draft` are the call arguments that evaluations and drafts change.
     """
     (row,) = build_rows(longest_and_shortest(prompts)[:1])
     steps, sigma = len(policy.sigmas) - 1, policy.sigmas[0]

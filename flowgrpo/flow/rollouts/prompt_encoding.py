@@ -31,7 +31,7 @@ def encode_run(
 ) -> None:
     """Encode the training prompts that a process will sample, if it `rolls_out`, and its evaluation prompts.
 
-    `shares` are the data shards of the process: one, or several for a generator. A resumed run has `done` iterations.
+    `shards` are the data shards of the process: one, or several for a generator. `done` iterations precede a resume.
     """
     indices = indices_ahead(config, len(train_prompts), done=done, shards=shards) if rolls_out else ()
     ahead = [train_prompts[i] for i in indices]
@@ -53,7 +53,7 @@ def encode_run(
 
 
 def eval_call(config: Config, policy: Policy) -> dict[str, Any]:
-    """Return the call arguments by which evaluation differs: the guidance of `model.call`, and `eval.call`."""
+    """Return the call arguments by which evaluation differs from training: guidance of `model.call`, and `eval.call`."""
     guided = {name: policy.call.get(name) for name in guidance.training_call(config.model.guidance, policy)}
     return {**guided, **config.eval.call}
 

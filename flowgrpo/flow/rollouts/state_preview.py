@@ -171,7 +171,7 @@ def _collect_states(tree: Tree, recorder: EstimateRecorder, groups: int) -> list
 
 
 def estimates_by_state(tree: Tree, recorder: EstimateRecorder) -> dict[tuple[int, int], State]:
-    """Return the clean estimates by (node, step of the schedule); the node of a solver's state is its chain's root."""
+    """Return clean estimates, keyed by (node, step of the schedule); a solver's states have the root node of their chain."""
     steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
     roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
     estimates = {}

@@ -1,4 +1,4 @@
-"""The optimizer steps of an iteration: the credit of its edges or samples, and one step on each part of them."""
+"""The optimizer steps of an iteration: the credit of its edges or samples, and one optimizer step for each part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RowAt = Callable[[int, Groups, int, int], Row]  # (iteration, its groups, group,
 class FlowMinibatches(Minibatches):
     """The optimizer steps of an iteration, one for each part of its edges or samples.
 
-    `credit` returns the edges or samples of all steps, with advantages and weights; `take_step` gets a step's number.
+    `credit` returns the edges or samples of all parts, with advantages and weights. `take_step` gets a part's number.
     """
 
     sized_by = ROLLOUT
@@ -85,7 +85,7 @@ class FlowMinibatches(Minibatches):
 def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared, *, row_at: RowAt) -> Credited:
     """Return the edges that the update replays, or the samples that it scores, with their advantages and weights.
 
-    `row_at` returns a start's row; it is used only if a kept old policy (bank) samples that start again.
+    `row_at` returns a start's row; it is used only if a snapshot (policy `bank`) samples that start again.
     """
     config, tree = cast("Config", run.config), batch.tree
     algorithm = config.algorithm

@@ -155,9 +155,10 @@ def plan_noised_calls(
     group_weight: Tensor,
     iteration: int,
 ) -> Noised:
-    """Return the model calls of an iteration's update; arguments as in `calls_of`.
+    """Return the model calls of an iteration's update, and what their losses need; `keep` as in `calls_of`.
 
-    `units` are those of the edges to the leaves. `group_weight` (U,) are factors of the loss of each unit's group.
+    `units` are the credit units of the tree, `advantages` (leaves,) those of its samples. `group_weight` (U,) is the
+    factor of the loss of each unit's group.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
@@ -177,9 +178,9 @@ class Matching:
     """The losses of one optimizer step on noised samples; see `losses`.
 
     If the objective couples samples, a first pass computes the log-probability of each draw under the anchor
-    (`anchored`). For samples coupled in a group it also computes the loss's derivative in each draw (`coefficients`)
-    and the loss of each draw's group (`shares`). For samples coupled in an optimizer step it computes the means of log
-    ratio and optimality (`centre`).
+    (`anchored`). For samples coupled in a group it also computes the loss's derivative by each draw's log-probability
+    (`coefficients`) and the loss of each draw's group (`shares`). For samples coupled in an optimizer step it computes
+    the means of log ratio and optimality (`centre`).
     """
 
     policy: Policy

@@ -22,10 +22,10 @@ def build_replay_tree(
 ) -> Tree:
     """Return the tree whose evaluations the update replays, without the edges that leave the update.
 
-    With `train.split: edges` each edge is assigned to a part of the update here. If all edges are trained, in whole
-    groups or samples, and the batch sizes of rollout and update are equal, the tree itself is returned. Then the update
-    repeats the rollout's evaluations, and its log ratios before the first optimizer step are exactly 0. Otherwise edges
-    are collected into new calls of `train.micro_batch` rows. `advantages` (U,) are NaN where the reward was lost;
+    With `train.split: edges` each edge is assigned to a part of the update here. With another split `tree` itself is
+    returned if all edges are trained and the batch sizes of rollout and update are equal. Then the update repeats the
+    rollout's evaluations, and its log ratios before the first optimizer step are exactly 0. Otherwise edges are
+    collected into new calls of `train.micro_batch` rows. `advantages` (U,) are NaN where the reward was lost;
     `trained` (U,) is a mask of the units to train on.
     """
     keep, train = finite(tree), config.train

@@ -30,7 +30,7 @@ ROOM = 0.5  # fraction of the free memory that graphs may take
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Bytes that a call's graph keeps until its backward pass: `once` a call (weight casts), and for `each` row."""
+    """Bytes that a call's graph keeps until its backward pass: `once` per call (weight casts), plus `each` per row."""
 
     once: int
     each: int
@@ -48,9 +48,9 @@ def drop(evaluations: Sequence[Evaluation]) -> None:
 
 
 def measure_graph(policy: Policy, state: State, row: Row, *, size: int) -> tuple[Kept, int]:
-    """Run one model call on one row; return its graph's memory, and the further peak bytes of a call of `size` rows.
+    """Run one model call on one row; return its graph's memory, and the peak bytes beside the graph of a `size`-row call.
 
-    The memory of the weights does not count. With several networks, each with its own range of sigmas, the numbers are
+    The memory of the weights does not count. With several networks, each with its own range of sigmas, both results are
     maxima over the first and the last step.
     """
     steps = [policy.sigmas[0]] if len(policy.modules) == 1 else [policy.sigmas[0], policy.sigmas[-2]]

@@ -25,12 +25,12 @@ class Credited:
 
     Attributes:
         tree: the tree that the update replays, or whose samples it scores.
-        units: U units of the tree's edges.
-        advantages: (U,)
+        units: U credit units of the tree's edges.
+        advantages: (U,) advantage of each unit.
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
         group_weight: (U,) factor of the loss of each unit's group; it does not count in the divisor of the mean.
-        correction: (nodes,) importance weight of the edge to each node, another such factor; None without an engine.
+        correction: (nodes,) importance weight of the edge to each node, a factor as `group_weight`; None without an engine.
         noised: the samples of an update with likelihood elbo; None if it replays the tree.
     """
 
@@ -79,8 +79,8 @@ def update_part(
     Args:
         scaler: gradient scaler for float16; may be disabled.
         sum_shards: sums a tensor over the data shards.
-        sum_processes: sums a tensor over all processes; those of one data shard each have a part of its gradient. None
-            for one process.
+        sum_processes: sums a tensor over all processes; each process of a data shard has a part of the shard's
+            gradient. None for one process.
     """
     stats = UpdateStats()
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
@@ -129,7 +129,7 @@ class _Replay:
 
     @torch.no_grad()
     def _drift(self, evaluation: Evaluation) -> float:
-        """Return the largest |log ratio| to an extra model call; a replay of the kept graph would always give 0."""
+        """Return the largest |log ratio| of an extra model call to the rollout; the kept graph would always give 0."""
         counted, state, sigma = self.policy.evaluations, evaluation.state, evaluation.sigma
         assert state is not None
         velocity = self.policy.velocity(state, sigma, evaluation.rows)

@@ -1,6 +1,6 @@
 """The table of decoders. Each row names a proposal, a scorer, modifiers, a committer and a region, with their options.
 
-To add a decoder, add a row. The user can replace any word or number of a row.
+To add a decoder, add a row. The user can replace any choice of a row, such as the scorer, and any of its options.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def build(
 
     Args:
         spec: a name of the table, or a map with `name`, any of the row's five keys and the keys of `Others`. The value of a
-            row's key is a word or a map of options; a map without `name` changes options of the row's own word.
+            row's key is the name of a choice or a map of options; a map without `name` changes options of the row's choice.
         eos_id: end-of-sequence token, for decoders that read it.
         predictor: the model, to check vocabulary and hidden states; None if it is not loaded yet.
         block_size: tokens of a block, for a block-causal model that is not loaded yet.
         place: dotted key of the decoder in the config, for errors.
 
     Raises:
-        InputError: a word or an option is unknown or wrong, or they do not fit together.
+        InputError: a name or an option is unknown or wrong, or the choices do not fit together.
     """
     if not isinstance(spec, str | Mapping):
         raise InputError(f"{place}: {spec!r} is neither a name nor a map, {nearest(str(spec), DECODERS)}")
@@ -182,6 +182,6 @@ def _check(decoder: Decoder) -> None:
 
 
 def _choose(choices: Mapping[str, type[Choice]], row: DecoderRow, written: Any, place: str) -> Any:
-    """Merge what the user wrote for an axis into the row's options, which another word replaces, and check it."""
+    """Merge the user's options for an axis into the row's, or replace these if the user names another choice; check them."""
     options = preset_overrides.options(row, {"name": written} if isinstance(written, str) else written, choices, place)
     return checked(choices[options["name"]], options, place)

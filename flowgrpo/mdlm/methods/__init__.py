@@ -1,7 +1,7 @@
 """The axes of a method for texts, each with its choices, their options and mathematics.
 
 - decoder: how answers are sampled;
-- schedule: whether numbers of the decoder are fixed or actions of a policy;
+- schedule: whether settings of the decoder are fixed or actions of a policy;
 - hints: which part of a known solution is given if a whole group fails;
 - likelihood: the masked views that estimate an answer's log-probability;
 - baseline: what an answer's reward is compared with;

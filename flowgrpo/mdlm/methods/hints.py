@@ -112,8 +112,8 @@ def highest_entropy(
 ) -> Tensor:
     """Return the given tokens (B, L) bool to train on: in each row the `share` whose predictions have the largest entropy.
 
-    A row with given tokens in `scope` (B, L) has at least one. The prediction is made with the whole answer hidden, or, in a
-    block-causal model, the whole block. (The views of a likelihood show the given tokens that are not trained on.)
+    At least one is chosen in each row with given tokens in `scope` (B, L) bool. Predictions are made with the whole answer
+    hidden, or, in a block-causal model, the whole block. (Likelihood views show given tokens that are not trained on.)
     """
     given = scope & (rollout.step_map == GIVEN)
     chosen = torch.zeros_like(given)
@@ -147,8 +147,8 @@ def hints(
     """Return fixed tokens (L,) of a completion: random chunks of a solution near their positions in it, else `mask_id`.
 
     IGPO (arXiv 2509.10396 and its code). `reasoning` (n,) is the solution without its final answer. It is cut into chunks,
-    and a random share of them is revealed, never the last one. Their starts are multiplied by (L - tail) / n, within 1 and
-    `stretch`. `chunk` and `share` are the least and the most of a uniform draw. The last `tail` positions are left to the
+    and a random share of them is revealed, never the last one. Their starts are multiplied by (L - tail) / n, clamped to
+    1..`stretch`. `chunk` and `share` are the bounds of uniform draws. The last `tail` positions are left to the
     final answer. Our readings: a chunk stays in one piece, only its beginning moves; the share is of all chunks, rounded
     down; a chunk that would end after L - tail is not revealed. Raises InputError if the tail leaves no room.
     """

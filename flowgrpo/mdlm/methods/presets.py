@@ -5,7 +5,7 @@ the model and are not part of a row. `PUBLISHED` has those of the released code,
 
 The comment above each row names its source and numbers its departures from the source's code ("there"). All rows share
 departures 1 and 2 of the loop (see `mdlm.trainer`), and a third: a token is drawn by one number in [0, 1) and the
-cumulated probabilities, in float64; there mostly by Gumbel noise on each logit, in the model's type. The distribution
+cumulated probabilities, in float64; there mostly by Gumbel noise on each logit, in the model's dtype. The distribution
 is the same.
 """
 

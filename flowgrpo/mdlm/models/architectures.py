@@ -53,7 +53,7 @@ class LLaDA(LlamaForCausalLM):
 
 
 class LLaDA2(Glm4MoeForCausalLM):
-    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys; its files hold q, k, v in one."""
+    """LLaDA2.x mini and flash (arXiv 2512.15745): a Glm4Moe with normed queries and keys; its files fuse q, k and v."""
 
 
 class LLaDA2Config(Glm4MoeConfig):
@@ -320,7 +320,7 @@ def copy_beside(place: str, to: Path, dtype: torch.dtype) -> None:
 
 
 def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """Map paths of modules to those of the released code; {} if a module is only a part of a module there."""
+    """Map module paths to those of the released code; {} if one is only part of a fused module there (q, k, v)."""
     conversions = [c.reverse_transform() for c in reversed(_conversions(model))]
     parts = [c for c in conversions if isinstance(c, WeightConverter)]
     if any(part.rename_source_key(f"{path}.weight")[1] for part in parts for path in paths):
@@ -329,7 +329,7 @@ def released_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, st
 
 
 def own_paths(model: PreTrainedModel, paths: Iterable[str]) -> dict[str, str]:
-    """Map paths of modules to the model's own: those of the released code are translated, the model's own stay."""
+    """Map module paths to those of `model`: paths of the released code are translated, paths of `model` stay as they are."""
     there = {path for path, _ in model.named_modules()}
     return {path: path if path in there else here for path, here in _renamed(paths, _conversions(model)).items()}
 

@@ -19,8 +19,8 @@ def can_checkpoint(model: torch.nn.Module) -> bool:
 def checkpoint_gradients(model: torch.nn.Module) -> None:
     """Checkpoint a model in place: keep only the inputs of its layers, and compute the rest again in the backward pass.
 
-    Gradients are the same. Wraps the layers that transformers marks for it. The switch of transformers is not used: it
-    works in training mode only, with dropout on, and disables a decoder's cache. Raises InputError if there are none.
+    Gradients are the same. Wraps the layers that transformers marks for checkpointing; raises InputError if there are none.
+    The switch of transformers is not used: it works in training mode only, with dropout on, and disables a decoder's cache.
     """
     if not can_checkpoint(model):
         raise InputError(f"model.gradient_checkpointing: {type(model).__name__} does not support it, set it to false")

@@ -266,7 +266,7 @@ def _model_class(path: str, config: dict[str, Any], trust_remote_code: bool) -> 
 
 
 def _known_class(config: dict[str, Any]) -> Any:
-    """Return the class of transformers for a config.json that predicts tokens; None if there is none."""
+    """Return the transformers class that predicts tokens for the type in a config.json; None if there is none."""
     if config.get("model_type") not in configuration_auto.CONFIG_MAPPING:
         return None
     kind = configuration_auto.CONFIG_MAPPING[config["model_type"]]

@@ -15,7 +15,7 @@ from flowgrpo.training.weights.trained_weights import Weights
 
 
 def write_adapter(model: TextModel, network: torch.nn.Module, weights: Weights, out: Path) -> None:
-    """Write the adapter in peft's format, with the layer names of the released code if it has all these layers."""
+    """Write the adapter in peft's format, with the released code's layer names if each layer is a whole layer there."""
     assert weights.lora is not None
     lora, state = copy(weights.lora["model"]), weights.adapter_state("model")
     released = released_paths(network, layers(weights))

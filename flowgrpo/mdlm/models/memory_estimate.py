@@ -26,7 +26,7 @@ else:
 
 
 def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
-    """Return the least bytes of a process: `gpu_bytes` on its device, `host_bytes` in host memory.
+    """Return lower bounds of a process's memory in bytes: `gpu_bytes` on its device, `host_bytes` in host memory.
 
     `among` processes share a model; each loads it whole into host memory. Raises InputError if there is no such model.
     """

@@ -39,8 +39,8 @@ SCHEDULE_FILE = "schedule.safetensors"
 def check(settings: TextConfig, run: Path, found: Path, *, comfyui: bool) -> None:
     """Check that an export is possible, as far as this can be told without loading the model.
 
-    Raises InputError if there is no such model or no evaluation prompts, if the LoRA that the run started from shifts
-    parameters or the run's copy of it is gone, or if `comfyui` is set, which runs no language models.
+    Raises InputError if there is no such model or no evaluation prompts, if the LoRA that the run started from contains
+    full parameter differences or the run's copy of it is gone, or if `comfyui` is set (ComfyUI runs no language models).
     """
     if comfyui:
         raise InputError("--comfyui: ComfyUI runs no masked-diffusion language models; leave it out")
@@ -85,7 +85,7 @@ def export(settings: TextConfig, run: Path, found: Path, out: Path, *, comfyui: 
 
 
 def answer(policy: TextPolicy, row: Row, decoder: Decoder) -> Text:
-    """Answer one prompt alone, with the random numbers of `TextPolicy.sample` for that seed."""
+    """Answer one prompt alone, with the random numbers that `TextPolicy.sample` has for the seed `row.seed`."""
     return policy.as_samples(policy.generate([row.prompt], decoder, [(row.seed,)], 1))[0]
 
 
@@ -120,7 +120,7 @@ def _write_model(model: TextModel, policy: TextPolicy, out: Path) -> None:
 
 
 def with_schedule(decoder: Decoder, folder: Path, count: int = 1) -> Decoder:
-    """Return the decoder with an exported schedule's typical actions; raise InputError if it lacks these numbers."""
+    """Return the decoder with the median actions of the schedule in `folder`; raise InputError if it lacks a setting."""
     with safe_open(folder / SCHEDULE_FILE, "pt") as file:
         names = json.loads(file.metadata()["names"])
     state = load_file(folder / SCHEDULE_FILE)

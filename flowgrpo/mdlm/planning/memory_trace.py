@@ -1,4 +1,4 @@
-"""Memory and operations of a language model's calls, measured on networks without values (see `meta_networks`)."""
+"""Memory and operations of a language model's calls, measured with torch's fake tensors (see `meta_networks`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rewards.compute import DTYPES
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(TrialSizes):
-    """Sizes of a model and of its calls in bytes, and the floating-point operations of the calls."""
+    """Bytes of a model's weights, and peak bytes and floating-point operations of its decoder steps and update calls."""
 
     decode: Peaks  # steps of the training decoder
     evaluate: Peaks | None  # steps of the evaluation decoder; None if they are like those of the training decoder
@@ -40,7 +40,7 @@ class Trial(TrialSizes):
 
 
 class _UnprobedPredictor(MaskPredictor):
-    """A predictor that skips the probes. It assumes rows without padding and a head that can compute some positions only."""
+    """A `MaskPredictor` that runs no probes: it assumes no padding, and a head that can compute some positions only."""
 
     def __init__(self, model: transformers.PreTrainedModel, block_size: int | None):
         self.model, self.block_size, self.shift = model, block_size, False
@@ -50,7 +50,7 @@ class _UnprobedPredictor(MaskPredictor):
 
 
 def trial(config: TextConfig, prompt: int) -> Trial:
-    """Measure a run's calls with a prompt of `prompt` tokens; raise the InputErrors that the run itself would raise."""
+    """Measure decoding and update for a prompt of `prompt` tokens; raise InputError where the run itself would."""
     model, meta = config.model, MetaNetworks()
     place, _ = model_paths(model.path)
     network: transformers.PreTrainedModel = build_on_meta(lambda: _build(model.path, place), DTYPES[model.dtype])
@@ -107,8 +107,8 @@ def _measure_decoding(
 ) -> tuple[Peaks, int]:
     """Return the peak memory of a decoder's steps, and the mean operations of a step.
 
-    Only the first and the last block run; only the last, if the steps of all blocks see equally many columns. With a cache
-    the first step of a block computes more than the later ones, so both are measured.
+    Only the first and the last block are measured; only the last, if every step evaluates the whole canvas. With a cache
+    the first step of a block computes more than its later ones, so two steps of each block are measured.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
@@ -160,7 +160,7 @@ def _build(path: str, place: str) -> transformers.PreTrainedModel:
 def _measure_update(
     meta: MetaNetworks, predictor: MaskPredictor, ids: torch.Tensor, prompt: int
 ) -> tuple[Peaks, int, int]:
-    """Return the peak memory of one view of a whole answer (forward and backward), and operations and launches (forward)."""
+    """Return peak memory of forward and backward of one view of a whole answer; operations and launches of the forward."""
     scored = torch.ones(1, ids.shape[1] - prompt, dtype=torch.bool)
     hidden = torch.nn.functional.pad(scored, (prompt, 0))
     answers = Answers(

@@ -52,7 +52,7 @@ def plan(config: TextConfig) -> dict[str, Any]:
 
 @contextmanager
 def here(config: TextConfig) -> Iterator[TextConfig]:
-    """Yield the config; if the hub cannot be reached, its model is a folder of the configs that this package ships.
+    """Yield the config; if the hub cannot be reached, `model.path` is a folder with the config.json that this package ships.
 
     Raises InputError if there is no such model.
     """
@@ -110,7 +110,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
 
 
 def config_at_step(config: TextConfig, step: int, rollout: Any) -> TextConfig:
-    """Return the config of a run after a step: unchanged, since no part of it moves in training."""
+    """Return the config of a run after a step: `config` itself, since training changes no setting of a text run."""
     return config
 
 
@@ -171,9 +171,10 @@ def block_size(config: TextConfig) -> int | None:
 def training_decoder(
     config: TextConfig, eos_id: int = NO_END, count: int = 1, predictor: MaskPredictor | None = None
 ) -> Decoder:
-    """Return the training decoder for `count` answers; a learned schedule sets its numbers to the typical ones.
+    """Return the training decoder for `count` answers.
 
-    Raises InputError if the schedule has an action that the decoder lacks, or the model does not fit the decoder.
+    Settings that a learned schedule draws have their values in `algorithm.schedule.start`. Raises InputError if the
+    schedule has an action that the decoder lacks, or the model does not fit the decoder.
     """
     length, algorithm = config.model.length, config.algorithm
     size = block_size(config) if predictor is None else None
@@ -194,7 +195,7 @@ def evaluation_decoder(config: TextConfig) -> Decoder:
 def count_decoder_steps(decoder: Decoder) -> DecodingCost:
     """Return the steps of an answer of full length, or an upper bound if scores decide how many tokens a step commits.
 
-    In a block-causal model the steps may depend on where the prompt ends within its block; the most are returned.
+    In a block-causal model the steps may depend on where the prompt ends within its block; the largest number counts.
     """
     committer, region = decoder.committer, decoder.region
     narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
@@ -250,7 +251,7 @@ def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
 
 
 def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
-    """Return the most steps and commits of a block: a step per position, unless the committer bounds its steps."""
+    """Return bounds of the steps and commits of a block of `size` tokens: `size`, unless the committer bounds its steps."""
     committer = decoder.committer
     assert isinstance(committer, Committer), "every committer of the tables is a Committer"
     bound = committer.block_steps(decoder.frame)
@@ -302,7 +303,7 @@ def predict_cost(config: TextConfig) -> Cost:
 
 
 def forwards(config: TextConfig) -> int:
-    """Return the cost of an iteration in forward passes; each evaluation of the update counts `BACKWARD`."""
+    """Return the cost of an iteration in forward passes; an evaluation in the update counts as `BACKWARD` of them."""
     cost = predict_cost(config)
     return cost.rollout + BACKWARD * cost.update
 
@@ -320,7 +321,7 @@ def _trained_answers(config: TextConfig) -> tuple[int, bool]:
 
 
 def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
-    """Return the views of an answer, the evaluations of each for its gradient, and whether both numbers are exact."""
+    """Return the number of views of an answer, evaluations of a view for its gradient (1 or 2), and if both are exact."""
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
@@ -332,7 +333,7 @@ def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
 
 
 def _answers(count: int, length: int, walk: DecodingCost) -> Answers:
-    """Return answers of full length without prompts, with the steps of `walk` (in a block-causal model per block)."""
+    """Return answers of full length without prompts, committed in `walk.commits` steps (of each block, if block-causal)."""
     ids = torch.zeros(count, length, dtype=torch.long)
     steps = (torch.arange(length) % (walk.block_size or length)).clamp(max=walk.commits - 1).expand(count, -1)
     every = torch.ones(count, length, dtype=torch.bool)

@@ -204,7 +204,7 @@ def _help(
 def _replace_completions(
     batch: Batch, completions: Completions, scores: Scores, pairs: Sequence[tuple[int, int]]
 ) -> Batch:
-    """Replace completions of a batch (first index of a pair) by others (second index)."""
+    """For each pair (i, j) replace completion i of the batch by completion j of `completions`, and its scores too."""
     if not pairs:
         return batch
     into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))

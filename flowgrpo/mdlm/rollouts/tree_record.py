@@ -36,9 +36,9 @@ def build_kept_trees(
     trained: torch.Tensor,
     names: Iterable[str],
 ) -> list[KeptTree]:
-    """Return the records of this process's answers that the run keeps of an iteration; [] if none are due.
+    """Return records of this process's answers in the first `run.trees.prompts` groups; [] if the iteration is not due.
 
-    Each answer has its start and `MOMENTS` further canvases, at equal distances of its own steps. If a decoder masked a
+    Each answer has its first canvas and `MOMENTS` further ones, at equal distances in its steps. If a decoder masked a
     token again, its last commit counts. `advantages` (B,) and `trained` (B,) bool are those of the answers.
     """
     asked = config.run.trees

@@ -80,7 +80,7 @@ class Baseline(Choice):
         """Return the advantages (U,) of units. Raises InputError if this baseline cannot compare units of this kind.
 
         Args:
-            values: (U, R) float64, one column per reward; NaN where it does not apply or was lost.
+            values: (U, R) float64, one column per reward; NaN where a reward does not apply or was lost.
             weights: (R,) weights of the rewards.
             comparison: (U, C) integers; units with equal rows form one set.
             anchor: (U,) coefficients; coefficient x total reward is added to the advantage.
@@ -128,7 +128,7 @@ class Baseline(Choice):
 def group_mean(
     values: Tensor, comparison: Tensor, *, std: str = "group", eps: float = 1e-4, ddof: int = 0, min_std: float = 0.0
 ) -> Tensor:
-    """Return advantages (U,): value minus the mean of its set, divided by the spread; 0 for a spread below `min_std`.
+    """Return advantages (U,): value minus its set's mean, divided by the standard deviation; 0 if that is below `min_std`.
 
     Flow-GRPO's code uses std global, eps 1e-4, ddof 0. DanceGRPO and MixGRPO use std group, eps 1e-8, ddof 1, and
     BranchGRPO's code adds `min_std` 1e-6.
@@ -296,6 +296,6 @@ def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
 
 
 def has_spread(values: Tensor, comparison: Tensor) -> Tensor:
-    """Return a mask (U,) of units whose set has different values."""
+    """Return a mask (U,) of units whose set holds at least two different values."""
     _, _, square = set_statistics(values, comparison)
     return square > 0

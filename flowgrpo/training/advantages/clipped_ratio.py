@@ -26,7 +26,8 @@ def both_bounds(clip_range: float | list[float]) -> tuple[float, float]:
 def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Return PPO's loss (E,): max(-A r, -A clip(r, 1 - low, 1 + high)).
 
-    A good clip range depends on the log-probability: of a mean over D dimensions, ratios stay within about 1e-3 of 1.
+    A good clip range depends on whether a log-probability is a sum or a mean over dimensions: with means, ratios stay
+    within about 1e-3 of 1.
     """
     return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
 
@@ -70,8 +71,8 @@ def soft_gate_loss(ratio: Tensor, advantage: Tensor, positive: float, negative: 
     """Return SAPO's loss (arXiv 2511.20347): -A f(r), f(r) = 4 / t sigmoid(t (r - 1)), t by the sign of A.
 
     t is the temperature `positive` or `negative`. The gradient is that of -A r times sech^2(t (r - 1) / 2). So it is
-    full at r = 1, and fades where PPO would clip. 1 / t corresponds to a clip range, so it too depends on the form of
-    log-probability.
+    full at r = 1, and fades where PPO would clip. 1 / t plays the role of PPO's clip range, so a good t, too, depends on
+    whether log-probabilities are sums or means.
     """
     temperature = torch.where(advantage > 0, positive, negative)
     return -advantage * 4 / temperature * torch.sigmoid(temperature * (ratio - 1))

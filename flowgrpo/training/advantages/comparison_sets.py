@@ -47,9 +47,9 @@ def divide_by_std(
 
 
 def set_statistics(values: Tensor, comparison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return three tensors (U,): each unit's deviation from its set's mean, and the count and squares of its set.
+    """Return three tensors (U,): each unit's deviation from its set's mean, and two statistics of its set.
 
-    Count is the number of known values, squares their sum of squared deviations. The deviation of a NaN value is 0.
+    These are the number of known values and the sum of their squared deviations. The deviation of a NaN value is 0.
     """
     _, index = comparison.unique(dim=0, return_inverse=True)
     known = values.isfinite()
@@ -102,7 +102,7 @@ def nested_leave_one_out(
 
     A level without another known unit is skipped, and the other weights are rescaled to sum 1. A unit that is alone at
     all levels has advantage 0. `std` group takes the group (first column of `comparison`) at all depths, because one
-    std per depth would weigh the steps. `std` global takes all units.
+    std per depth would weigh some steps more than others. `std` global takes all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
     total, weights = torch.zeros_like(values), torch.zeros_like(values)

@@ -23,7 +23,7 @@ class CreditUnits:
     nested: NestedSets | None = None  # smaller sets within those of `comparison`
 
     def to_edges(self, values: Tensor) -> Tensor:
-        """Return (nodes,) values: for the edge to each node, that of its unit in `values` (U,); 0 without a unit."""
+        """Return (nodes,): for the edge to each node, the value in `values` (U,) of the edge's unit; 0 if it has none."""
         return values[self.of_edge].where(self.of_edge >= 0, torch.zeros((), dtype=values.dtype))
 
     @property
@@ -37,8 +37,8 @@ class CreditUnits:
     def concatenate(cls, parts: Sequence[CreditUnits]) -> tuple[CreditUnits, list[Tensor]]:
         """Merge the units of several processes; return all units, and the indices of each process's units among them.
 
-        They are sorted by group and root, so that ties are broken alike for any number of processes. Their `of_edge` is
-        empty.
+        The merged units are sorted by group and root, so that ties are broken alike for any number of processes. Their
+        `of_edge` is empty.
         """
         group, root = (torch.cat(each) for each in zip(*((u.comparison[:, 0], u.root) for u in parts), strict=True))
         by_root = root.argsort(stable=True)

@@ -1,8 +1,8 @@
 """Combination of the rewards of a sample, before credit assignment.
 
-A member is weight x (reward - offset). `worst` and `cautious` reduce the members of a sample to one number before
-credit assignment, because a minimum does not commute with step gains or means of leaves. `sum`, `per_reward` and
-`decoupled` keep one column per reward for the baseline.
+The members of a sample are weight x (reward - offset), one for each reward. `worst` and `cautious` reduce them to one
+number before credit assignment, because a minimum does not commute with step gains or means of leaves. `sum`,
+`per_reward` and `decoupled` keep one column per reward for the baseline.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Combination:
 
     @property
     def weights(self) -> Tensor:
-        """Return the weights of the columns of `columns`: (R,), or (1,) with weight 1 if they are reduced."""
+        """Return the weights of the columns that `columns` returns: (R,), or (1,) with weight 1 for worst and cautious."""
         return torch.ones(1, dtype=torch.float64) if self.form in AT_ONCE else self.scale
 
     def columns(self, rewards: Tensor) -> Tensor:
-        """Return what credit assignment gets from the rewards (B, R) of samples: (B, R), or (B, 1) if reduced."""
+        """Return the values that credit is assigned from, given rewards (B, R): (B, R), or (B, 1) for worst and cautious."""
         shifted = rewards - self.offset
         if self.form not in AT_ONCE:
             return shifted
@@ -55,7 +55,7 @@ AT_ONCE = ("worst", "cautious")
 
 
 def worst(members: Tensor) -> Tensor:
-    """Return the smallest known member (B,) of members (B, R); NaN where none is known.
+    """Return the smallest known value (B,) of weighted rewards `members` (B, R); NaN where none is known.
 
     Worst-case optimisation over an ensemble of reward models (arXiv 2310.02743): exploiting one of them gains nothing.
     """
@@ -63,7 +63,7 @@ def worst(members: Tensor) -> Tensor:
 
 
 def cautious(members: Tensor, caution: float) -> Tensor:
-    """Return the mean (B,) of known members (B, R), minus `caution` times their variance; NaN where none is known.
+    """Return mean minus `caution` x variance (B,) of known weighted rewards `members` (B, R); NaN where none is known.
 
     Uncertainty-weighted optimisation (arXiv 2310.02743). The variance divides by the number of members, as in the
     paper, so a single member stays unchanged. The paper's code divides by one less.

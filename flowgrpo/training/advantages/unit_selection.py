@@ -19,9 +19,9 @@ from flowgrpo.training.advantages.credit_units import CreditUnits
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
     """Return indices of the `number` prompts with the most uncertain reward, by Thompson sampling (VADE).
 
-    p is drawn from Beta(1 + total, 1 + count - total), with discounted counts and sums (P,). The prompts with the
-    largest p (1 - p), the variance of a binary reward, are chosen. An unseen prompt is chosen about as often as one
-    that is known to be half solved.
+    Each prompt's success rate p is drawn from Beta(1 + `total`, 1 + `count` - `total`), with discounted counts and sums
+    of rewards (P,). The prompts with the largest p (1 - p), the variance of a binary reward, are chosen. An unseen prompt
+    is chosen about as often as one that is known to be half solved.
     """
     p = generator.beta(1 + total.numpy(), 1 + (count - total).numpy())
     return np.argsort(-p * (1 - p), kind="stable")[:number].tolist()
@@ -31,16 +31,17 @@ def robust_weights(difficulty: Tensor, rate: float) -> Tensor:
     """Return loss weights (G,) of groups: softmax(rate x difficulty) x G. Their mean is 1, and hard groups weigh more.
 
     Prompt-GDRO (arXiv 2601.19280) updates weights of difficulty bins multiplicatively. Here each prompt is its own bin
-    and the difficulty, 1 - p, is already a discounted average over iterations.
+    and the difficulty, 1 minus its mean reward, is already a discounted average over iterations.
     """
     return torch.softmax(rate * difficulty, 0) * len(difficulty)
 
 
 def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
-    """Return the number of samples of each prompt under a common `budget` (Knapsack RL, arXiv 2509.25849).
+    """Return the number of samples of each prompt; `budget` is their sum (Knapsack RL, arXiv 2509.25849).
 
-    The value of n samples is (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that rewards differ, times the gain of a
-    success. It is concave in n, so the greedy choice is optimal.
+    Each number is from `least` to `most`. With success rates `p` (P,), the value of n samples of a prompt is
+    (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that their rewards differ, times the paper's information gain. It is
+    concave in n, so the greedy choice is optimal.
     """
     sizes = [least] * len(p)
 
@@ -63,7 +64,7 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
 def extremes(values: Tensor, number: int) -> Tensor:
     """Return indices (number,) of the best half and the worst half of values (B,), as Sol-RL (arXiv 2604.06916).
 
-    Of an odd number, one more is of the best.
+    If `number` is odd, the best half has one more.
     """
     order = values.argsort(descending=True, stable=True)
     best = (number + 1) // 2

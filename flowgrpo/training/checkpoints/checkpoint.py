@@ -3,10 +3,10 @@
 A checkpoint is a folder such as `step-000010`, complete or absent:
  - `weights.safetensors`: trained tensors, average and other policies
  - `versions.safetensors`: weights of earlier iterations, with `run.staleness`
- - `shard-*.safetensors`: with sharded weights, in place of these two, and with the moments; all processes write them
+ - `shard-*.safetensors`: with sharded weights, replace these two files; also hold moments; each process writes its own
  - `optimizer.pt`: optimizer and loss scaler
  - `random.pt`: global random states, which only plug-ins use
- - `state.json`: the rest, and a digest of each file
+ - `state.json`: step, KL coefficient, prompt statistics and other small state, and a digest of each file
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _check_tensors(file: Path) -> None:
 
 
 def load_weights(checkpoint: Path, weights: Weights) -> int:
-    """Load trained tensors, average and other policies; return the step. Raises as `load_averaged`."""
+    """Load trained tensors, their average and other policies into `weights`; return the step. Raises as `load_averaged`."""
     state = _read_state(checkpoint)
     with _one_sentence(checkpoint):
         weights.begin_at(state["updates"])
@@ -310,7 +310,7 @@ def _read_optimizer(checkpoint: Path, mmap: bool) -> dict[str, Any]:
 
 
 def _read_moments(checkpoint: Path, parameters: Sequence[torch.nn.Parameter]) -> dict[int, dict[str, torch.Tensor]]:
-    """Read sharded moments by parameter index, then moment name; sharded like the parameter."""
+    """Read sharded optimizer moments, by parameter index and moment name; each is sharded like its parameter."""
     moments: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     if not shards.files(checkpoint):
         return moments

@@ -32,7 +32,7 @@ def check_state(written: bytes, state: Mapping[str, Any]) -> None:
 
 
 def check_files(folder: Path, state: Mapping[str, Any]) -> None:
-    """Raise ValueError if a file is missing or does not match its digest in `state`. Files without one pass."""
+    """Raise ValueError if a file is missing or does not match its digest in `state`. Files without a digest pass."""
     for name, digest in state.get("files", {}).items():
         if not (folder / name).is_file():
             raise ValueError(f"its {name} is missing")

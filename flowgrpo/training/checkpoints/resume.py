@@ -1,4 +1,4 @@
-"""Decisions about a resume, by the content of the run's folder: nothing, no checkpoint yet, or checkpoints."""
+"""Decisions about a resume: whether the run's folder is empty, has no checkpoint yet, or has checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE_YET = ".none-yet"
 
 
 def decide(asked: Literal["auto"] | bool, run: Path) -> bool:
-    """Return whether a run resumes, by its `run.resume`. With `auto` it does unless its folder is `is_empty`."""
+    """Return whether a run resumes, by its `run.resume`. With `auto`, it does unless its folder is empty."""
     return not run_folder.is_empty(run) if asked == AUTO else bool(asked)
 
 
@@ -30,7 +30,7 @@ def mark_start(checkpoints: Path) -> None:
 
 
 def checkpoint_written(checkpoints: Path) -> None:
-    """Delete the mark of `mark_start`, once a checkpoint is written."""
+    """Delete the file that `mark_start` created; call this once a checkpoint is written."""
     (checkpoints / NONE_YET).unlink(missing_ok=True)
 
 

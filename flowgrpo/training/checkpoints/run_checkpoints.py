@@ -53,7 +53,7 @@ class RunCheckpoints:
             resume.mark_start(self._run.checkpoint_folder)
 
     def save(self) -> None:
-        """Begin to write a checkpoint of the finished iterations, once the last one is written.
+        """Begin to write a checkpoint of the finished iterations, once the previous checkpoint is written.
 
         Raises Diverged if the weights are not finite, or the error of the last write.
         """
@@ -82,7 +82,7 @@ class RunCheckpoints:
         self._writer.begin(taken, partial(self._is_sound, run.done))
 
     def save_if_missing(self) -> None:
-        """Begin to write a checkpoint of the finished iterations, unless there is a sound one of them."""
+        """Begin to write a checkpoint of the finished iterations, unless a sound one of them exists."""
         self._background.wait()
         run = self._run
         there, *_ = run.collectives.gather([checkpoint.latest(run.checkpoint_folder) == run.done])

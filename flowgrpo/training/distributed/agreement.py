@@ -53,7 +53,7 @@ def of_first(processes: int) -> Peers:
 
 
 def _make_portable(error: Exception | None) -> Exception | None:
-    """Return an error that can be pickled. An OSError stays one, so that it keeps its number."""
+    """Return an error that can be pickled. An OSError (for its errno) and torch's OutOfMemoryError are left unchanged."""
     if error is None or isinstance(error, OSError | torch.OutOfMemoryError):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -20,14 +20,14 @@ Member = tuple[int, int]  # a sample or the root of a tree: its group, and its i
 
 @dataclass(frozen=True)
 class Assignment:
-    """The samples that each process makes."""
+    """The samples, or the roots of trees, that each process generates."""
 
     by_process: Sequence[Sequence[Member]]  # samples, or roots of trees; the processes of a data shard count as one
     process: int  # index of this process in `by_process`
 
     @property
     def own(self) -> Sequence[Member]:
-        """This process's samples."""
+        """The samples, or the roots of trees, that this process generates."""
         return self.by_process[self.process]
 
     @cached_property
@@ -69,10 +69,10 @@ def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: Dat
 def assign_members(
     train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
 ) -> list[list[Member]]:
-    """Return the sorted roots of each process, from the `parts` that `minibatches.of_roots` returned.
+    """Return the sorted roots of each process. `parts` has the minibatch of each root, see `minibatches.of_roots`.
 
-    Processes get equal numbers of roots of each part, and few groups are divided among processes. If group sizes differ
-    (`prompts.pick.budget: knapsack`), the numbers may differ by one.
+    Processes get equal numbers of roots of each minibatch, and few groups are divided among processes. If group sizes
+    differ (`prompts.pick.budget: knapsack`), the numbers of roots may differ by one.
     """
     whole, apart = minibatches.whole_groups_setting(train, algorithm, generators), len(parts)
     if train.split == "samples":

@@ -53,7 +53,7 @@ class Channel:
             distributed.send(content, to, group=self._group)
 
     def post(self, message: Packed, to: int, behind: int) -> None:
-        """Send a `packed` message and return once at most `behind` messages to this process are still under way.
+        """Send a message packed by `pack`; return once at most `behind` messages to process `to` are still under way.
 
         Raises RuntimeError if the other process has ended.
         """
@@ -71,7 +71,7 @@ class Channel:
             work.wait()
 
     def receive(self, sender: int) -> torch.Tensor:
-        """Wait for the next message from `sender` and return its bytes, for `unpacked`. Raises as `send`."""
+        """Wait for the next message from `sender`; return its pickled bytes, for `unpack`. Raises as `send`."""
         size = torch.empty(1, dtype=torch.int64)
         distributed.recv(size, sender, group=self._group)
         content = torch.empty(int(size), dtype=torch.uint8)

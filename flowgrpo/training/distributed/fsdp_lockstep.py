@@ -2,9 +2,9 @@
 
 Each call of a sharded network gathers its weights from all processes. So all processes must make the same calls: of the
 same network, with or without gradient, and with as many backward passes. Rollouts of trees, texts that end early and
-uneven evaluations break this rule. Therefore processes compare their wishes before each call, and the highest wish is
-granted. A process with another wish, or with none, stands in: it makes a call of one row and drops the result. Then it
-wishes again.
+uneven evaluations break this rule. Therefore, before each call, all processes exchange numbers for the calls that they
+wish to make, and the highest wish is granted. A process with another wish, or with none, stands in: it makes the granted
+call with one row and drops the result. Then it wishes again.
 
 The arguments of a stand-in call do not matter, since only weights travel, never activations. If the sharded weights are
 trained, a stand-in for a reference call swaps in its own reference shards. In a backward pass it sends gradients of 0.
@@ -94,7 +94,7 @@ class Lockstep:
         self._send(loss)
 
     def join(self) -> None:
-        """Stand in until no process wishes a call or a backward pass. Call this before any other collective."""
+        """Make stand-in calls until no process wishes a call or a backward pass. Call this before any other collective."""
         if self.active:
             self._take_turn(REST)
 
@@ -109,7 +109,7 @@ class Lockstep:
         self._take_turn(CALL + kind * len(self._networks) + index)
 
     def _take_turn(self, wish: int) -> None:
-        """Stand in for the others until this process's wish is granted."""
+        """Make the calls that other processes wish for until this process's own wish is granted."""
         while True:
             granted = torch.tensor(wish)
             distributed.all_reduce(granted, distributed.ReduceOp.MAX, group=self._group)

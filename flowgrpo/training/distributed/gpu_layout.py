@@ -13,7 +13,7 @@ OF_NODE = 8  # default GPUs per machine
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Processes with one GPU each, `of_node` of them on each machine; `sharding` is that of `run.sharding`."""
+    """Processes with one GPU each, `of_node` of them on each machine; `sharding` is the value of `run.sharding`."""
 
     processes: int
     of_node: int = OF_NODE

@@ -32,13 +32,13 @@ def whole_groups_setting(train: Train, algorithm: Any, generators: int = 0) -> s
 
 
 def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int = 1, generators: int = 0) -> None:
-    """Check that each part divides into equal numbers of roots, or of whole groups, for all trainers.
+    """Check that each minibatch divides into equal numbers of roots, or of whole groups, for all trainers.
 
-    Raises InputError with the nearest number that does, or if there are too many samples.
+    Raises InputError, with the nearest numbers of groups or of processes that divide; also for too many samples.
 
     Args:
         processes: number of trainers.
-        sharing: processes that share the same roots (`run.context_parallel`).
+        sharing: number of processes that work on the same roots (`run.context_parallel`).
         generators: number of generators.
     """
     if processes % sharing:
@@ -83,9 +83,9 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     """Return the part (the optimizer step, from 0) of every root of every group of an iteration.
 
     With `split: groups` the list of groups is cut into parts. With `split: samples`, roots are shuffled within the
-    smallest sets of groups that give equal parts: one group if its roots divide, else groups as far apart as possible.
-    With `split: edges` all parts are 0, since `of_edges` divides edges instead. `roots` is the usual number of roots in
-    a group, `sizes` (G,) the number in each.
+    smallest sets of groups that give equal parts: one group if `train.updates` divides its number of roots, else groups
+    at equal distances in the list. With `split: edges` all parts are 0, since `of_edges` divides edges instead. `roots` is
+    the usual number of roots in a group, `sizes` (G,) the number in each.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]

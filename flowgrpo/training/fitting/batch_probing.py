@@ -58,7 +58,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device, processes: int) -> int:
-    """Return the bytes that a process can still allocate on its GPU, or of the host memory that `processes` share."""
+    """Return the bytes that a process can still allocate: on its GPU, or its share of host memory among `processes`."""
     if device.type != "cuda":
         return psutil.virtual_memory().available // processes
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -67,8 +67,8 @@ def free_bytes(device: torch.device, processes: int) -> int:
 class Memory:
     """Memory of a process's device during the probing of one kind of calls: peak usage by batch size, and its limit.
 
-    The peak on a host may be that of the whole life of the process. Calls that stay below an earlier peak count as
-    fitting. `reserved` are bytes that the run will allocate later.
+    On a host, the measured peak may be that of the whole life of the process. Therefore calls that stay below an earlier
+    peak count as fitting. `reserved` are bytes that the run will allocate later.
     """
 
     def __init__(self, device: torch.device, reserved: int = 0, processes: int = 1):
@@ -151,7 +151,7 @@ class Prober:
     def sizes(self, timed: Sequence[Timed], most: int) -> list[Tried]:
         """Try the powers of two up to `most`, and return those that fit, ascending.
 
-        It stops when one does not fit or the last `PATIENCE` ones were no faster.
+        It stops at the first size that does not fit, or when the last `PATIENCE` sizes were no faster.
         """
         fitting: list[Tried] = []
         for rows in powers(most):
@@ -190,7 +190,7 @@ class Prober:
         return None
 
     def _measure_seconds(self, call: Callable[[int], object], rows: int) -> float:
-        """Return the time of the faster of two calls, until the GPU has finished."""
+        """Return the seconds of the faster of two calls, each measured until the GPU has finished."""
         each = []
         for _ in range(2):
             started = clock()

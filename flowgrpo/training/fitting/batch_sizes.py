@@ -4,8 +4,8 @@ They are probed before the first rollout of a new run and written to `batches.js
 the sizes of its checkpoint's iteration; on another machine it tests whether they fit. If a call runs out of memory
 later, its size is halved (`training.out_of_memory_retry`).
 
-Batch sizes change samples by rounding only, since noise does not depend on them. A run with the found sizes written in
-its config has exactly the same numbers.
+Batch sizes change samples by rounding only, since noise does not depend on them. A run whose config states
+the found sizes gives exactly the same results.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ProbeCalls:
 class BatchSizes:
     """The probed batch sizes of a run. `prepare` puts them into the run's config.
 
-    `probe_calls` returns the model calls that probe sizes, `copies_to_come` the bytes of copies that rollouts will
-    allocate.
+    `probe_calls` returns the model calls that probe sizes. `copies_to_come` returns the bytes of low-precision copies of
+    networks that rollouts will still allocate.
     """
 
     def __init__(self, run: RunState, probe_calls: Callable[[], ProbeCalls], copies_to_come: Callable[[], int]):
@@ -92,9 +92,9 @@ class BatchSizes:
         run.report.say(f"found {sizes} in {phases.clock() - started:.0f} s")
 
     def to_come(self, call: int) -> int:
-        """Return the bytes that a run will still allocate: moments, gradients, copies, and the memory of a call.
+        """Return the bytes that a run will still allocate: moments, gradients, copies of networks, and one model call.
 
-        `call` are the bytes of one call. A larger measurement of a probed update takes its place.
+        `call` are the bytes of one call. For an update, a larger value that probing measured replaces it.
         """
         train = self._run.config.train
         tried = [
@@ -107,7 +107,7 @@ class BatchSizes:
         return max(self._still_to_come(ROLLOUT) + call, update)
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the main process's record on every process, since their disks may differ. Raises as `read`."""
+        """Return, on every process, the record that the main process reads: their disks may differ. Raises as `read`."""
         result: Any = None
         if self._run.accelerator.is_main_process:
             try:
@@ -179,7 +179,7 @@ class BatchSizes:
         return {key: rows for key, rows in sizes.items() if rows != AUTO}
 
     def halve(self, key: str) -> dict[str, int] | None:
-        """Return half the size of `key`, by the key that sets it; None if it was not probed or is 1."""
+        """Return half the size of `key`, under the config key that sets it; None if that size was not probed or is 1."""
         train = self._run.config.train
         asked = UPDATE if key == ROLLOUT and train.rollout_batch is None else key
         rows = getattr(train, asked)
@@ -211,7 +211,7 @@ class BatchSizes:
             p.grad = None
 
     def _still_to_come(self, key: str) -> int:
-        """Return the bytes that a run will still allocate outside of calls of `key`: moments, copies, gradients, sums."""
+        """Return the bytes yet to be allocated outside of calls of `key`: moments, network copies, gradients, their sums."""
         run = self._run
         count = sum(local(p).numel() for p in run.weights.parameters)
         moments = 0 if run.optimizer.state else OPTIMIZERS[run.config.train.optimizer.name].bytes_per_number

@@ -22,7 +22,7 @@ class _SavedTensor:
 
 
 class SavedTensorMeter(torch.autograd.graph.saved_tensors_hooks):
-    """A context that counts the bytes that graphs built in it save, `now` and at the `peak`. Weights do not count."""
+    """A context that counts the bytes saved by autograd graphs built in it: `now` and at the `peak`, without weights."""
 
     def __init__(self, weights: Iterable[Tensor]):
         self.now = self.peak = 0

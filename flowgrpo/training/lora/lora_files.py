@@ -64,7 +64,10 @@ class LoraFile:
 
 
 def with_kept_lora(settings: C, folder: Path) -> C:
-    """Return the config of a begun run, with the run's own copy as LoRA path. Raises InputError if it is missing."""
+    """Return a begun run's config, with its copy `START` as `model.lora.path` or `model.merge`.
+
+    Raises InputError if the copy is missing.
+    """
     model, own = settings.model, str(folder / START)
     if model.merge is None and (model.lora is None or model.lora.path is None):
         return settings
@@ -110,7 +113,7 @@ def read(path: str) -> LoraFile:
 
 
 def _locate(path: str) -> Path:
-    """Return the local LoRA file of a path, downloaded if needed; of a run, return the run's folder."""
+    """Return the local LoRA file of a path, downloaded if needed; if the path is a run's folder, return that folder."""
     here = Path(path)
     if here.is_file():
         return here

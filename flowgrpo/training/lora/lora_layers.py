@@ -27,7 +27,7 @@ FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")  # prefixe
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """The shapes of a network."""
+    """The weight shapes of a network."""
 
     kind: str  # class name
     layers: Mapping[str, Shape]  # weight shapes of linear and convolutional layers, by path
@@ -56,7 +56,7 @@ Table = Mapping[str, Target]
 
 
 class Index:
-    """A look-up of names in LoRA files, by network and name. Names of the first network need no prefix."""
+    """Map from names in LoRA files to layers and parameters of networks. Names of the first network need no prefix."""
 
     def __init__(self, layers: Mapping[str, Table], parameters: Mapping[str, Table]):
         self._layers = _add_prefixes(layers, dot_before_last=False)
@@ -67,7 +67,7 @@ class Index:
         return _look_up(self._layers, name)
 
     def parameters(self, name: str) -> Iterator[Target]:
-        """Yield the possible targets of a shift `LAYER.KIND`: a parameter of this name, or LAYER, or one of LAYER."""
+        """Yield the possible targets of a shift `LAYER.KIND`: parameters `LAYER.KIND`, `LAYER`, and KIND of layer LAYER."""
         layer, _, kind = name.rpartition(".")
         yield from filter(None, (_look_up(self._parameters, name), _look_up(self._parameters, layer)))
         if (target := self.layer(layer)) is not None:
@@ -77,7 +77,7 @@ class Index:
 def _add_prefixes(tables: Mapping[str, Table], *, dot_before_last: bool) -> list[tuple[str, Table]]:
     """Return pairs of a prefix and the table of the names that may follow it in a file.
 
-    With `dot_before_last`, flat names may keep the dot before their last part.
+    Flat names have _ in place of dots. With `dot_before_last`, they may keep the last dot.
     """
     first = next(iter(tables.values()))
     flat = {name.replace(".", "_"): target for name, target in first.items()}
@@ -94,7 +94,7 @@ def _look_up(tables: Iterable[tuple[str, Table]], name: str) -> Target | None:
 
 
 def layers_of(file: LoraFile) -> dict[str, Matrices]:
-    """Return a file's matrices by layer name, with shifts of biases. Raises InputError if it holds anything unknown."""
+    """Return a file's matrices and bias shifts by layer name. Raises InputError if they do not form a LoRA."""
     found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     alphas: dict[str, float] = {}
     for key, tensor in file.tensors.items():
@@ -222,7 +222,7 @@ def _add(file: LoraFile, name: str, found: dict[str, Any], own: Mapping[str, Any
 
 
 def _split(matrices: Matrices, target: Target, sizes: list[int], rslora: bool) -> Iterator[tuple[str, Matrices]]:
-    """Yield each target layer with its matrices. A layer of a fused one keeps only the ranks that act on it."""
+    """Yield each target layer with its matrices. If the file fuses several layers, each keeps only ranks that act on it."""
     if target.swapped:
         bias = None if matrices.bias is None else _swap_halves(matrices.bias)
         matrices = replace(matrices, up=_swap_halves(matrices.up), bias=bias)
@@ -249,7 +249,7 @@ def _swap_halves(tensor: torch.Tensor) -> torch.Tensor:
 def _split_shift(
     name: str, shift: torch.Tensor, index: Index, networks: Mapping[str, Outline]
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return the network that a shift changes, and the change by parameter; {} if no parameter has its shape."""
+    """Return the network that a shift changes, and the change by parameter; ("", {}) if none has its shape."""
     for target in index.parameters(name):
         parameters = networks[target.network].parameters
         shapes = [parameters[part] for part in target.parts if part in parameters]
@@ -288,7 +288,7 @@ def without_patterns(file: LoraFile) -> LoraFile:
 
 
 def alphas(file: LoraFile) -> dict[str, torch.Tensor]:
-    """Return alphas by kohya's convention, which divides by the rank, never by its square root. Raises as `layers_of`."""
+    """Return alphas by `LAYER.alpha`, for kohya's scale alpha / rank, never alpha / sqrt(rank). Raises as `layers_of`."""
     found = {}
     for name, matrices in layers_of(file).items():
         root = options_of(file, name)[0].get("use_rslora") is True

@@ -72,7 +72,7 @@ class Weights:
 def weights_of(names: Iterable[str], variant: str | None = None, stems: Collection[str] = ()) -> Weights | None:
     """Choose the weights of the variant among file names, or else plain weights, or else None.
 
-    Only file names that begin with one of the `stems` are considered, if there are any.
+    Only file names that begin with one of the `stems` are considered; without `stems`, all are.
     """
     weights = _by_variant(names, stems)
     return weights.get(variant) or weights.get(None)
@@ -193,7 +193,7 @@ def refuse_lack(folder: str, names: Iterable[str]) -> None:
 
 
 def shapes_of(folder: Path, weights: Weights) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a component's tensors by name, from headers. Raises InputError if a shard is missing."""
+    """Return a component's tensor shapes by name, from headers or pickles. Raises InputError if a shard is missing."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in _list_files(folder, weights):
         if name.endswith(".safetensors"):

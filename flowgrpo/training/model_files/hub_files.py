@@ -51,8 +51,8 @@ def refuse_too_large(
 ) -> None:
     """Raise InputError if a model needs more memory than the device has; suggest the options that save most.
 
-    `need` are the needed `gpu_bytes` and `host_bytes`. `switches` returns the same for each memory option, by
-    `key=value`.
+    `need` are the needed `gpu_bytes` and `host_bytes`. `switches` returns these two numbers for the model with each
+    memory option, by the option's `key=value`.
     """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
@@ -127,7 +127,7 @@ def _hub_shapes(place: str, file: str) -> dict[str, Shape]:
 
 
 def local_place(place: str) -> str:
-    """Return a folder or hub id unchanged, but for a hub id its cached folder if the hub does not answer."""
+    """Return a folder or hub id unchanged; if the hub does not answer, return the cached folder of a hub id."""
     return place if Path(place).is_dir() or hub.is_reachable() else cached_folder(place)
 
 
@@ -152,7 +152,7 @@ def stands_in_for(path: str, known: Container[str], file: str, look: Callable[[]
     Args:
         known: hub ids with a built-in config.
         file: a file of the model, whose download is tested.
-        look: raises InputError if the model cannot be loaded. The error passes if there is no built-in config.
+        look: raises InputError if the model cannot be loaded. Without a built-in config, this error is not caught.
     """
     is_known = path in known and not Path(path).is_dir()
     if is_known and not hub.can_load(path, file):

@@ -1,4 +1,4 @@
-"""Counter of the bytes that PyTorch operations allocate, once or per row, and of their FLOPs."""
+"""Counter of the bytes that PyTorch operations allocate (fixed bytes and bytes per row), and of their FLOPs."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class AllocationCounter(TorchDispatchMode):
     """A context that counts the live bytes, the FLOPs and the kernel launches of all operations in it.
 
     Tensors computed from weights alone (half-precision copies, dequantised layers) and gradients of weights count as
-    fixed bytes. All other tensors count as bytes per row. Since `restart`, `operations` are the FLOPs of the functions
-    in `OPERATIONS`, and `launches` the calls of PyTorch functions without views.
+    fixed bytes. All other tensors count as bytes per row. `operations` are the FLOPs since `restart` of the functions in
+    `OPERATIONS`. `launches` counts the calls since `restart` of PyTorch functions that do not return views.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class AllocationCounter(TorchDispatchMode):
         self._points = [self.parts]
 
     def ignore(self, tensor: Tensor) -> None:
-        """Do not count a weight."""
+        """Treat a tensor as a weight: do not count its bytes."""
         self._sizes[tensor.untyped_storage()._cdata] = 0, True
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -82,7 +82,7 @@ def _shard_bytes(tensors: Mapping[str, Shape], among: int, size: Callable[[Mappi
 
 
 def _trained_bytes(tensors: Mapping[str, Shape], *, matrices: int) -> int:
-    """Return the bytes of trained weights: `matrices` per number of a matrix (autocast casts only these), else 4."""
+    """Return the bytes of trained weights: `matrices` bytes per element of a matrix (autocast casts only these), else 4."""
     return sum(math.prod(shape) * (matrices if len(shape) > 1 else 4) for shape in tensors.values())
 
 

@@ -49,7 +49,7 @@ class Prices:
 
 
 def check_machines(config: RunConfig, of_node: int) -> None:
-    """Raise InputError for runs whose time is not planned.
+    """Raise InputError for runs whose time cannot be estimated.
 
     These have context parallelism, processes that do not train, or hsdp on machines with unequal numbers of processes.
     """
@@ -133,7 +133,7 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
 
 
 def _groups(config: RunConfig, least: int) -> Iterator[int]:
-    """Yield numbers of groups that divide among optimizer steps and processes, each about a fifth above the last."""
+    """Yield numbers of groups that divide among optimizer steps and processes: from `least` up, by a fifth each time."""
     train = config.train
     while True:
         most = min(least + train.updates * config.run.processes, MOST_SAMPLES // train.group_size + 1)

@@ -10,7 +10,7 @@ from rewards.base import nearest
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """Peak numbers of a GPU."""
+    """Data-sheet values of a GPU: peak compute rates, memory and bandwidths."""
 
     half: float  # TFLOP/s of dense bfloat16 matrix products with float32 sums
     single: float  # TFLOP/s in float32
@@ -19,7 +19,7 @@ class Gpu:
     network: float  # GB/s sent to other machines
 
     def peak(self, dtype: str) -> float:
-        """Return the FLOP/s of matrix products in a dtype."""
+        """Return the peak FLOP/s of matrix products in `dtype`."""
         return 1e12 * (self.single if dtype == "float32" else self.half)
 
 
@@ -38,7 +38,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the numbers of a GPU by its name. Raises InputError if it is unknown."""
+    """Return the data-sheet values of the GPU named `name`. Raises InputError if the name is unknown."""
     if name.lower() not in GPUS:
         raise InputError(f"--gpu-type: no numbers of {name!r} are known here, {nearest(name.lower(), GPUS)}")
     return GPUS[name.lower()]

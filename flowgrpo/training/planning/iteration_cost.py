@@ -6,7 +6,7 @@ launches of its kernels by a CPU core; and its collectives. Our assumptions, usu
  1. A backward pass costs two forward passes; with adapters it costs one. Checkpointing adds one.
  2. Calls have `micro_batch` or `rollout_batch` rows; the last one may have fewer. The GPU with the most trees sets the
     time.
- 3. Work that GPUs do not speed up (rewards, Python, checkpoints, pages) takes a given number of seconds.
+ 3. Work that GPUs do not speed up (rewards, Python, checkpoints, HTML pages) takes a given number of seconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Calls:
     parts: int = 1  # number of parts that the rows are divided into; no call mixes rows of two parts
 
     def sizes(self, processes: int) -> list[tuple[float, int]]:
-        """Return (number of calls, rows of each) on the GPU with the most units."""
+        """Return pairs (number of calls, rows per call) for the GPU with the most units."""
         rows = -(-self.units // processes) * self.width
         parts = max(min(self.parts, rows), 1)
         least, larger = divmod(rows, parts)
@@ -109,10 +109,10 @@ def work_of(
     parts: int,
     numbers: int,
 ) -> Work:
-    """Return the work of an iteration without decoding. It is an upper bound if the plan's counts are.
+    """Return the work of an iteration without decoding. It is an upper bound if the counts in `planned` are upper bounds.
 
     Args:
-        planned: the plan of the run, with its counts.
+        planned: the plan of the run, with its counts of samples and model evaluations.
         rollout, update, evaluate: forward passes of a sampling step, of a scored state or view, and of an evaluation
             step.
         parts: see `Calls.parts`, for the rollout.

@@ -1,4 +1,4 @@
-"""Advice after out of memory: an option that saves memory in the phase where it ran out."""
+"""Advice after an out-of-memory error: an option that saves memory in the phase of the error."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def advice(
     """Return the first option for a phase that is not set yet, such as `train.micro_batch=4`; None if all are set.
 
     Args:
-        phase: a key of `SWITCHES`; None or another phase gives None.
-        on_gpu: whether the GPU's memory ran out; None means whether this machine has a GPU.
+        phase: a key of `SWITCHES`. For None or any other phase the result is None.
+        on_gpu: whether the GPU's memory ran out, not the host's. None means yes if this machine has a GPU.
         prefixes: options that begin with one of these are preferred.
     """
     on_gpu = torch.cuda.is_available() if on_gpu is None else on_gpu

@@ -43,9 +43,10 @@ Setting = tuple[str, Any]
 
 
 def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
-    """Replace batch sizes that are `auto` by numbers; return the changed budget, and the numbers by key.
+    """Replace the batch sizes that are `auto`; return the changed budget, and the new batch sizes by config key.
 
-    Each is the largest that fits into `room` bytes, at least 1. The run itself may choose a smaller one.
+    Each new batch size is the largest power of two that fits into `room` bytes and is at most the number of a process's
+    samples in an optimizer step, but at least 1. The run itself may choose a smaller one.
     """
     train, sizes = budget.config.train, {}
     largest = budget.largest(room)
@@ -58,9 +59,10 @@ def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
 
 
 def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
-    """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget; None if none do.
+    """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget, or None.
 
-    Smaller batches come first, since they cost the least time; then switches; then settings that change the training.
+    Smaller batches come first, since they cost the least time. Then come memory-saving settings (`Budget.switches`), then
+    settings that change the training (`Budget.resorts`). None means that no such settings make the run fit.
     """
     settings: dict[str, Any] = {}
     after = budget
@@ -88,7 +90,7 @@ def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) ->
     """Return the setting that saves the most memory in phase `name`; None if none saves anything.
 
     Only settings whose key has one of the `prefixes` are tried. Settings that change the training are tried only if
-    nothing else helps. Of equal savings, that of the cheapest setting is taken.
+    nothing else helps. If several settings save equally much, the cheapest is returned.
     """
     now = _phase(budget, name)
     if now is None:
@@ -181,7 +183,7 @@ def _most(largest: dict[str, int]) -> str:
 
 
 def as_overrides(settings: dict[str, Any]) -> str:
-    """Format settings as overrides of a command."""
+    """Format settings as `key=value` overrides on a command line."""
     return " ".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
     )

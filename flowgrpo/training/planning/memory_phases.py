@@ -1,7 +1,7 @@
 """Memory of a run: the peak of each phase, and the largest batches that fit.
 
-A trial measures fixed bytes and bytes per row, by model calls of one row on meta tensors. All numbers follow from
-these.
+A trial calls the model with one row of fake tensors (shapes without values). It measures the bytes that do not depend
+on the batch size, and the bytes per row. All peaks and batch sizes are computed from these two.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Phase:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes of each part of the memory, by name."""
+        """Bytes by kind of memory: activations and the names in `fixed`."""
         return self.fixed | {"activations": self.calls.of(self.rows)}
 
     @property
     def total(self) -> int:
-        """Bytes including libraries and fragmentation."""
+        """Peak bytes of the phase, including the GPU context and fragmentation."""
         return int(sum(self.parts.values()) * (1 + FRAGMENTS)) + LIBRARIES
 
     def largest(self, room: int) -> int:
@@ -100,7 +100,7 @@ class Budget(ABC):
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """Return the phases of the run, with the rows that the config sets."""
+        """Return the phases of the run, each with the rows per call that the config sets."""
 
     @property
     @abstractmethod
@@ -171,7 +171,7 @@ class Budget(ABC):
         )
 
     def gathered_bytes(self) -> int:
-        """Return the bytes that a call of the largest sharded network gathers; 0 without sharding."""
+        """Return the peak bytes of gathered weights in a call of the largest sharded network; 0 without sharding."""
         model, trial = self.config.model, self.trial
         if self.layout.among == 1:
             return 0
@@ -180,13 +180,13 @@ class Budget(ABC):
         return max(gathered_bytes(tensors, size) for tensors in trial.shapes.values())
 
     def layer(self) -> int:
-        """Return the bytes of the weights that one quantised layer dequantises; 0 if the trial measured them."""
+        """Return the bytes that dequantising a layer needs; 0 without quantisation or if the trial counted them."""
         if self.config.model.quantise is None or self.trial.dequantises:
             return 0
         return quantisation.dequantised_bytes(self.trial.shapes.values(), self.trial.width)
 
     def update_calls(self) -> Peaks:
-        """Return the peak bytes of the calls with gradient in an update, and of its optimizer step."""
+        """Return the peak bytes of an update, over its calls with gradient and its optimizer step."""
         config, trial = self.config, self.trial
         checkpointed = trial.update_checkpointed if config.model.gradient_checkpointing else None
         blocks = self.gathered_bytes() * (
@@ -196,9 +196,10 @@ class Budget(ABC):
         return calls | step(config, trial.trained, among=self.layout.among)
 
     def kept_graphs(self, room: int) -> dict[str, Any]:
-        """Return the number of rows whose graphs a rollout may keep for the update, their bytes, and whether it does.
+        """Return `rows`, `bytes` and `kept` of the autograd graphs that a rollout may keep for the update.
 
-        The base class keeps none.
+        `rows` is the number of rows with a graph on all processes, `bytes` the size of the graphs on one process, and `kept`
+        whether a rollout keeps them on GPUs of `room` bytes. The base class keeps none.
         """
         return {"rows": 0, "bytes": 0, "kept": False}
 
@@ -211,7 +212,7 @@ class Budget(ABC):
         return {key: min(counts) for key, counts in rows.items()}
 
     def peak(self, rows: dict[str, int] | None = None) -> int:
-        """Return the bytes of the largest phase; `rows` (key: size) overrides batch sizes."""
+        """Return the bytes of the largest phase; `rows` overrides batch sizes by config key."""
         return max(phase.total for phase in at(self.phases(), rows or {}))
 
     def smallest(self) -> int:
@@ -224,7 +225,7 @@ class Budget(ABC):
 
 
 def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callable[[RunConfig], Sizes]:
-    """Return a function that measures the trial of a config and caches it by dtype and by whether adapters are used."""
+    """Return a function that runs `trial_of` on a config, once for each dtype, with adapters and without."""
     rewards = rewards_of(config)[0]
 
     @cache
@@ -245,7 +246,7 @@ def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
 
 
 def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:
-    """Return the phases with the given batch sizes, by key."""
+    """Return the phases with the batch sizes `rows`, which are given by config key."""
     return [phase if phase.key is None else replace(phase, rows=rows.get(phase.key, phase.rows)) for phase in phases]
 
 
@@ -265,9 +266,10 @@ def with_setting(config: Any, key: str, value: Any) -> Any:
 
 
 def gathered_bytes(tensors: Mapping[str, Shape], size: Callable[[Mapping[str, Shape]], int]) -> int:
-    """Return the bytes that a call of a sharded network gathers; `size` returns the bytes of tensors of given shapes.
+    """Return the peak bytes of gathered weights in a call of a sharded network.
 
-    They are all tensors outside of blocks, and `GATHERED` times the largest block.
+    They are the bytes of all tensors outside of blocks, and `GATHERED` times those of the largest block. `size` returns
+    the bytes of tensors of given shapes.
     """
     blocks: dict[str, dict[str, Shape]] = defaultdict(dict)
     for name, shape in tensors.items():
@@ -282,7 +284,7 @@ def trained_bytes(config: RunConfig, trained: int, *, copies: int, among: int) -
 
     Args:
         trained: number of trained parameters.
-        copies: number of other policies, such as a reference; the average and stale versions are added here.
+        copies: number of other policies in memory, such as a reference, without the average and stale versions.
         among: number of processes that share one copy of the networks.
     """
     trained = trained if config.model.lora else -(-trained // among)

@@ -40,7 +40,7 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 class _Bridge(torch.autograd.Function):
-    """A function that replaces fake results by real zeros. The zeros' backward pass runs that of the fake results."""
+    """An autograd function that returns real zeros for fake results. Its backward pass runs that of the fake results."""
 
     @staticmethod
     def forward(ctx, anchor: Tensor, networks: MetaNetworks, results: list[Tensor]) -> tuple[Tensor, ...]:
@@ -57,7 +57,7 @@ class _Bridge(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """The effect of running a block."""
+    """The effect of one run of a block: its allocations, FLOPs, launches and outputs."""
 
     by: Callable[..., Any]  # the block's forward method
     fixed: int  # fixed bytes that stayed alive, without the outputs
@@ -69,7 +69,7 @@ class _Run:
 
 
 class _RepeatedBlock(torch.autograd.Function):
-    """A replacement for a block that is equal to one that ran: fake outputs, and as many bytes saved for backward."""
+    """A stand-in for a block that equals an earlier one: it returns fake outputs and saves as many bytes for backward."""
 
     @staticmethod
     def forward(ctx, outlines: list[Any], kept: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -89,10 +89,10 @@ class _RepeatedBlock(torch.autograd.Function):
 class MetaNetworks:
     """Networks with fake weights, and a counter `live` of the allocations of their calls.
 
-    A call with the shapes of an earlier call does not run again. Without gradients, nothing of it stays alive. With
-    gradients (a second guidance branch), as many bytes stay alive as of the first call. Of neighbouring blocks with
-    weights of equal shapes, only the first and the last run; the others repeat the effect of the first. FLOPs count as
-    if all had run.
+    A call whose inputs have the shapes of an earlier call does not run again. With gradients (a second guidance branch),
+    it keeps as many bytes alive as the earlier call, else none. Among neighbouring blocks with weights of equal shapes,
+    only the first and the last run; the blocks between repeat the allocations of the first. FLOPs count as if every call
+    and every block had run.
     """
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ def few_objects() -> Iterator[None]:
 
 
 class _SmallTables(TorchDispatchMode):
-    """A context that puts results of more than `TABLE` elements on the meta device; they can take ten seconds and GiB."""
+    """A context in which results of more than `TABLE` elements go to the meta device, since they cost seconds and GiB."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -365,7 +365,7 @@ def _repeated_blocks(module: torch.nn.Module) -> Iterator[list[torch.nn.Module]]
 
 
 def _outline(x: Any) -> Any:
-    """Return a key of the properties of an argument that a block's work depends on; None if it may depend on values."""
+    """Return a key of what a block's work depends on in an argument; None if the work may depend on its values."""
     if isinstance(x, Tensor):
         return tuple(x.shape), x.dtype, x.requires_grad
     return (x,) if isinstance(x, PLAIN) else None

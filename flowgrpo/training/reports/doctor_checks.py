@@ -1,4 +1,4 @@
-"""Checks that the doctors of flow models and language models share."""
+"""Checks of `flowgrpo doctor` that flow models and language models share."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:
-    """Check the peak memory of the doctor's checks; on a GPU, also report the planned peak of the run.
+    """Check that the doctor used less than 90% of host and GPU memory; on a GPU, also report the run's planned peak.
 
-    `remedy` is advice if the memory is close to the limit. `planned` returns the run's memory plan for a GPU of some
+    `remedy` is the advice for a failed check. `planned` returns the run's memory plan for a GPU with the given number of
     bytes.
     """
     host, total_host = psutil.Process().memory_info().rss, psutil.virtual_memory().total

@@ -16,9 +16,10 @@ def is_idle(line: Mapping[str, Any]) -> bool:
 
 
 def is_sound(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the weights after an iteration can be trusted, by the metric `lines` of it and its evaluation.
+    """Return whether the weights after an iteration can be trusted.
 
-    The last samples must have rewards, and an iteration with nonzero advantages must have had an update.
+    `lines` are the metric line of the iteration, and that of the evaluation after it, if any. The last line must have a
+    mean reward. An iteration with nonzero advantages must have had an update.
     """
     stuck = lines[0]["groups/teaching"] and not lines[0]["policy/updates"]
     return lines[-1]["reward/mean"] is not None and not stuck
@@ -51,7 +52,8 @@ def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> st
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:
     """Return why the final weights of a run cannot be trusted; None if they can.
 
-    Rewards that were missing from the start are no evidence, nor are failed updates if `run.patience` is null.
+    Three things do not count: held-out rewards that were missing from the start, training samples to which no reward
+    applies, and failed updates if `run.patience` is null.
     """
     trained, evaluated = ([line for line in lines if line["phase"] == phase] for phase in ("train", "eval"))
     if not trained:

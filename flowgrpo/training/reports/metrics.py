@@ -30,7 +30,7 @@ def of_policy(stats: Sequence[UpdateStats], gather: Callable[[list[Any]], list[A
     drifts = [each.max_abs_log_ratio for each in first_steps if each.max_abs_log_ratio is not None]
 
     def of_ratios(total: float) -> float | None:
-        """Return the mean over edges with a ratio; 0 if nothing was trained, None if all ratios are 1 by definition."""
+        """Return `total` per edge with a ratio; 0 if no edge was trained, None if all ratios are 1 by definition."""
         return total / max(1, ratios) if ratios or not any(each.edges for each in every) else None
 
     return {

@@ -28,7 +28,7 @@ RELATIONS = {"lora": "adapter", "full": "finetune"}  # to the base model, in the
 
 @dataclass(frozen=True)
 class Shown:
-    """A sample on a card: its prompt and seed, the trained model's sample, and the base model's if there is a file."""
+    """A prompt on a card: `after` is the sample of the trained model, `before` that of the base model, if there is one."""
 
     row: Row
     after: str
@@ -162,7 +162,7 @@ def hub_name(path: str) -> str | None:
 
 
 def licence(path: str) -> dict[str, str]:
-    """Return a model's licence from its own card, as keys of a card; without one, `other` with a link to the model."""
+    """Return the licence keys of a card's front matter, copied from the model's own card, or else `other` and a link."""
     if path in EMBEDDED:
         return {"license": "apache-2.0"}
     name = hub_name(path)

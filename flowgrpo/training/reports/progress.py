@@ -45,7 +45,7 @@ class Display:
         self._hide()
 
     def line(self) -> str:
-        """Return the line to show; an empty text outside of all phases."""
+        """Return the progress line; an empty text outside of all phases."""
         now, left = phases.current_phase(), self.left()
         if now is None:
             return ""
@@ -70,7 +70,7 @@ class Display:
             self._loading = now
 
     def tell(self) -> None:
-        """Print the line, unless something was printed within the last `every` seconds. For use without a terminal."""
+        """Print the progress line, unless a line was printed in the last `every` seconds. For use without a terminal."""
         line = self.line()
         if line and phases.clock() - self._said >= self.every:
             self.print(line)
@@ -83,7 +83,7 @@ class Display:
             self.console.print(each, soft_wrap=True, highlight=False, markup=False)
 
     def begin(self, words: str) -> None:
-        """Print a first line; without a terminal only before the next line, so that an early error is the only output."""
+        """Print a first line. Without a terminal it waits for the second line, so that an early error is the only output."""
         if self.interactive:
             self.print(words)
         else:

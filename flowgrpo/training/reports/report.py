@@ -148,7 +148,7 @@ class Report:
 
 
 def place(tracker: GeneralTracker, step: int, newest: int) -> dict[str, Any]:
-    """Return the step arguments of a tracker's `log`. wandb drops earlier steps, so these get the newest step."""
+    """Return the step arguments for a tracker's `log`. wandb drops steps before `newest`, so it gets `newest` instead."""
     return {"step": None, "commit": False} if tracker.name == "wandb" and step < newest else {"step": step}
 
 
@@ -205,7 +205,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def lower_peak(device: torch.device) -> None:
-    """Reset the peak of `peak_bytes`, where the system supports it."""
+    """Reset the peak memory that `peak_bytes` returns, where the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:

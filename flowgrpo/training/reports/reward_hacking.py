@@ -23,9 +23,9 @@ def find_overoptimized(lines: Sequence[Mapping[str, Any]], watched: Sequence[str
 
 
 def overoptimization_streak(trained: Sequence[float | None], watched: Sequence[float | None]) -> int:
-    """Return in how many of the last evaluations in a row the trained reward rose and the watched one fell.
+    """Return the number of latest consecutive evaluations in which the trained reward rose and the watched one fell.
 
-    A missing reward (None) ends the row.
+    A missing reward (None) ends the streak.
     """
     count = 0
     for (a, b), (c, d) in pairwise(zip(trained, watched, strict=True)):

@@ -27,7 +27,7 @@ def is_number(value: Any) -> bool:
 
 
 def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a manifest, which list a run's files. Truncated and malformed lines: as `read_metrics`."""
+    """Return the lines of the manifest in `folder`. Truncated and malformed lines are treated as by `read_metrics`."""
     lines = tables.log(folder / "manifest.jsonl")
     for place, line in lines:
         file, rewards = line.get("file"), line.get("rewards", {})

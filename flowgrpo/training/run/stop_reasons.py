@@ -13,7 +13,8 @@ from typing import Any
 class Stopped(Exception):
     """The base class of reasons to end a run.
 
-    The command to resume follows `rest`, a phrase about the checkpoint. It appends `overrides` to the original command.
+    `rest` is a phrase about the checkpoint, printed before the command to resume. That command is the original command
+    with `overrides` appended.
     """
 
     status: int = 1  # exit status of the command
@@ -33,7 +34,7 @@ class Interrupted(Stopped):
 
 
 class NothingToLearn(Stopped):
-    """The last `run.patience` iterations, or all, had only zero advantages or no update; see `learning_signal`."""
+    """The last `run.patience` iterations, or all of the run, learnt nothing; see `learning_signal`."""
 
 
 class Diverged(Stopped):

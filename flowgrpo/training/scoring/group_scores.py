@@ -1,6 +1,7 @@
-"""Scoring of an iteration's samples: group by group, in threads, while the next samples are made.
+"""Scoring of an iteration's samples: group by group, in threads, while the next groups are sampled.
 
-A group-wise reward gets all samples of a group at once: the first process that has some collects and scores them.
+A group-wise reward gets all samples of a group at once. If several processes have samples of the group, the first of
+them collects and scores all.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def score_pieces(
 ) -> Scores:
     """Return the scores of this process's samples, in the order of the pieces.
 
-    A piece is scored in threads while the iterator makes the next ones.
+    A piece is scored in threads while the iterator `pieces` samples the next ones.
 
     Args:
         pieces: the pieces of this process, one for each of its groups.
-        assignment: the assignment of samples to processes; None if no group is divided.
+        assignment: the assignment of samples to processes; None if no group is divided among processes.
         gather: gathers objects over processes; by default over this process alone.
-        shard: the data shard of the pieces. Its first process scores them and broadcasts the scores to the others.
+        shard: the data shard of the pieces. The shard's first process scores them and broadcasts the scores to the rest.
     """
     divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
     if not shard.leads:
@@ -102,9 +103,10 @@ def _score_divided(
     gather: Gather,
     shard: DataShard,
 ) -> tuple[dict[int, Scores], float]:
-    """Score divided groups by the group-wise rewards; return all scores of `pieces`, and the seconds that it took.
+    """Apply the group-wise rewards to groups with samples on several processes.
 
-    `scored` are the scores by the other rewards, `pieces` this process's pieces of divided groups, both by group.
+    Return the scores of `pieces` by all rewards, and the seconds of the group-wise ones. `pieces` are this process's
+    pieces of such groups, `scored` their scores by the other rewards, both by group.
     """
     gather([])  # wait until all processes have finished their network calls, since the next messages are pairwise
     whole_groups = {

@@ -82,7 +82,7 @@ class Scorer:
 
         Args:
             one_group: whether the samples are one group. Otherwise group-wise rewards get them one by one.
-            asked: (R,) whether to call each reward; values of the others are NaN. None calls all.
+            asked: (R,) whether to call each reward; a reward that is not called has values NaN. None calls all rewards.
         """
         ready = None
         if isinstance(samples, torch.Tensor) and samples.is_cuda:

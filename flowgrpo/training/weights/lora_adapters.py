@@ -44,7 +44,7 @@ class Matrices:
         return len(self.down)
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield peft's name and the tensor of each part."""
+        """Yield peft's name and the tensor of both matrices and of the bias, if there is one."""
         yield from (("lora_A.weight", self.down), ("lora_B.weight", self.up))
         if self.bias is not None:
             yield "lora_B.bias", self.bias
@@ -64,7 +64,7 @@ class Adapter:
         return sum(tensor.numel() for layer in self.layers.values() for _, tensor in layer.named())
 
     def config(self) -> LoraConfig:
-        """Return peft's config: the most common rank and alpha, and patterns for the layers with others."""
+        """Return peft's config: the most common rank and alpha, and patterns for layers with another rank or alpha."""
         rank, ranks = _split_common({path: layer.rank for path, layer in self.layers.items()})
         alpha, alphas = _split_common({path: layer.alpha for path, layer in self.layers.items()})
         return peft.LoraConfig(

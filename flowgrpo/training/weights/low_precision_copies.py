@@ -1,4 +1,4 @@
-"""Temporary low-precision copies of the linear layers in a network's blocks, for drafts and finishes.
+"""Temporary low-precision copies of linear layers in a network's blocks, for `train.draft` and `algorithm.tree.finish`.
 
 `int8` and `nf4` quantise only the weights; products are in the input's dtype. `bfloat16` multiplies in bfloat16.
 """
@@ -27,19 +27,19 @@ FINISH_KEY = "algorithm.tree.finish.dtype"
 
 
 def of_drafts(config: RunConfig) -> Precision | None:
-    """Return the precision of the copy for a run's drafts, or None if they use no copy."""
+    """Return the precision of the network copy that computes drafts (`train.draft`); None if there is no such copy."""
     draft = config.train.draft if config.kind == "flow" else None
     return None if draft is None else draft.precision
 
 
 def of_finishes(config: RunConfig) -> Copied | None:
-    """Return the precision of the copy for a run's finishes, or None if they use no copy."""
+    """Return the precision of the copy that computes finishes (`algorithm.tree.finish`); None if there is no such copy."""
     finish = getattr(getattr(config.algorithm, "tree", None), "finish", None) if config.kind == "flow" else None
     return None if finish is None else finish.dtype
 
 
 def of_copies(config: RunConfig) -> dict[Copied, str]:
-    """Return the config key that asks for each copy that a run uses, by the copy's precision."""
+    """Return the low-precision copies that a run needs: by precision, the config key that asks for the copy."""
     asked = ((of_finishes(config), FINISH_KEY), (of_drafts(config), KEY))
     return {word: key for word, key in asked if word is not None}
 
@@ -67,11 +67,11 @@ class Copies:
         self._of_drafts, self._of_finishes = self._copies.get(of_drafts(config)), self._copies.get(of_finishes(config))
 
     def drafting(self) -> AbstractContextManager[None]:
-        """Return a context in which networks compute drafts."""
+        """Return a context in which networks compute with the copy for drafts, if there is one."""
         return nullcontext() if self._of_drafts is None else self._of_drafts.computing()
 
     def finishing(self) -> AbstractContextManager[None]:
-        """Return a context in which networks compute finishes."""
+        """Return a context in which networks compute with the copy for finishes, if there is one."""
         return nullcontext() if self._of_finishes is None else self._of_finishes.computing()
 
     @property

@@ -28,7 +28,7 @@ class _Copy:
     returned: StorageWeakRef | None = None  # storage of the restored bytes on the device, while a view of it exists
 
     def is_of(self, tensor: Tensor) -> bool:
-        """Return whether the copy holds the content of a tensor whose storage has the same address as the source."""
+        """Return whether the copy holds the content of `tensor`, whose storage is at the address of the copied storage."""
         return not self.source.expired() and self.version == tensor._version
 
     def restore(self) -> torch.UntypedStorage:

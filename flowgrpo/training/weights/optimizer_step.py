@@ -56,7 +56,7 @@ class UpdateStats:
             clipped: (E,) bool, whether the clip stops each edge.
             above: (E,) bool, whether the ratio that the clip tests is above 1.
             divergence: (E,) divergence from the reference, or None.
-            loss: (E,), or None if its value has no meaning.
+            loss: (E,) loss of each edge, or None if its value has no meaning.
             step: the edges' step of the schedule, counted from 0, or None.
             exact: whether the ratio must be 1 before the first update. Only then the largest |log ratio| is recorded.
             anchored: whether the ratio compares with another policy. Otherwise it is always 1 and is not counted.
@@ -125,7 +125,7 @@ def _never_retried() -> Iterator[None]:
 
 
 def _clip(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> float:
-    """Clip the gradients in place to a total norm; return the total norm before, over sharded and whole tensors."""
+    """Clip the gradients in place to a total norm; return the total norm before clipping."""
     reached = [p for p in parameters if p.grad is not None]
     kinds = [[p for p in reached if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     kinds = [own for own in kinds if own]

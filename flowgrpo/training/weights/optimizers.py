@@ -81,7 +81,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a `state_dict` into an optimizer. Moments that are whole are sharded like their parameters."""
+    """Load a `state_dict` into an optimizer. Unsharded moments are sharded like their parameters."""
     moments = {index: dict(values) for index, values in state["state"].items()}
     indices = [index for group in state["param_groups"] for index in group["params"]]
     for index, p in zip(indices, parameters(optimizer), strict=False):  # `load_state_dict` raises for another length

@@ -1,8 +1,8 @@
 """Quantisation of a frozen base to 8 or 4 bits, under adapters that are trained in float32.
 
 Linear layers in a network's repeated blocks store codes and scales. They dequantise their weights in every forward and
-backward pass, so that no graph keeps them. Small layers outside of the blocks (embeddings, heads, time) are not
-quantised.
+backward pass, so that no autograd graph keeps dequantised weights. Small layers outside of the blocks (embeddings,
+heads, time) are not quantised.
 """
 
 from __future__ import annotations

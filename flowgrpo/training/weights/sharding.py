@@ -2,7 +2,7 @@
 
 `fully_shard` changes networks in place, so that a pipeline keeps its objects. With LoRA, only the frozen base is
 sharded. Adapters stay whole on every process, and so do their gradients, average, reference and checkpoints. Then all
-numbers equal those without sharding to the bit. If all weights are trained, gradients, average, reference and optimizer
+results equal those without sharding bit for bit. If all weights are trained, gradients, average, reference and optimizer
 moments are sharded, too.
 """
 
@@ -193,9 +193,9 @@ def _mesh(form: str, device: torch.device, environment: Mapping[str, str] = os.e
 def blocks(network: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the repeated blocks of a network, without blocks inside of blocks.
 
-    They are the modules of the classes that `_repeated_blocks` or `_no_split_modules` of the network name, or else the
-    members of its module lists. Raises InputError if they hold less than half of the weights, since all other weights
-    are gathered at once.
+    They are the modules whose class is named in the network's `_repeated_blocks` or `_no_split_modules`, or else the
+    members of its module lists. Raises InputError if the blocks hold less than half of the weights, since all other
+    weights are gathered at once.
     """
     names = {*(getattr(network, "_repeated_blocks", None) or ()), *(getattr(network, "_no_split_modules", None) or ())}
     named = [module for module in network.modules() if type(module).__name__ in names]

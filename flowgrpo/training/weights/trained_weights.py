@@ -115,7 +115,7 @@ class Weights:
         self.snapshots = Snapshots(bank, self.parameters)
 
     def to(self, device: torch.device) -> None:
-        """Move trained tensors and all copies to a device. None may be sharded."""
+        """Move the trained tensors, the average and earlier policies to a device. None of these may be sharded."""
         for tensor in (tensor for values in (self.parameters, *self._copies().values()) for tensor in values):
             tensor.data = tensor.data.to(device)
 
@@ -181,8 +181,8 @@ class Weights:
     def enable_training(self, on: bool) -> None:
         """Switch between the trained weights (`on`) and the weights before training.
 
-        Full weights are swapped with a copy of the initial ones, so calls must alternate. Raises RuntimeError without a
-        copy.
+        Full weights are swapped with a copy of the initial ones, so calls with False and True must alternate. Raises
+        RuntimeError without a copy.
         """
         if self.lora is not None:
             self._enable_adapters(on)
@@ -214,7 +214,7 @@ class Weights:
 
     @contextmanager
     def swap(self, values: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Return a context with other trained tensors. Inside it, `values` hold the live tensors."""
+        """Return a context in which the trained tensors have the contents of `values`, and `values` theirs."""
         self._swap(values)
         try:
             yield
@@ -223,7 +223,7 @@ class Weights:
 
     @torch.no_grad()
     def _swap(self, values: Sequence[torch.Tensor]) -> None:
-        """Swap the trained tensors with others. Of shards the contents are swapped: FSDP does not gather a new `data`."""
+        """Swap the trained tensors with `values`. Shards are copied in place, since FSDP would not gather a new `data`."""
         sharded = [network for network in self.modules.values() if isinstance(network, FSDPModule)]
         for module in (m for network in sharded for m in network.modules() if isinstance(m, FSDPModule)):
             module.reshard()
@@ -238,7 +238,7 @@ class Weights:
 
     @torch.no_grad()
     def put(self, values: Sequence[torch.Tensor]) -> None:
-        """Copy values into the trained tensors. These must not be sharded."""
+        """Copy `values` into the trained tensors, which must not be sharded."""
         for p, value in zip(self.parameters, values, strict=True):
             p.copy_(value)
 
@@ -311,7 +311,7 @@ def _compute_in_input_dtype(module: torch.nn.Module) -> None:
 
 
 def _attention_layers(modules: dict[str, torch.nn.Module]) -> tuple[str, ...]:
-    """Return the paths of linear layers inside attention modules, or without such (LLaDA) those in `PROJECTIONS`."""
+    """Return the paths of linear layers in attention modules; without such (LLaDA), of those named in `PROJECTIONS`."""
     paths = set()
     for module in modules.values():
         attention = [

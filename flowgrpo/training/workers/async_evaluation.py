@@ -2,7 +2,7 @@
 
 Evaluators only evaluate, and divide the held-out prompts among themselves. The first trainer sends them the averaged
 weights and continues to train, while its background thread waits for the samples and their metric line. Samples depend
-only on the weights and the seeds, so the numbers equal those of a run without evaluators.
+only on the weights and the seeds, so the metrics equal those of a run without evaluators.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Question:
-    """A request to evaluate the weights after `step` iterations; they have the order of `Weights.parameters`."""
+    """A request to evaluate `weights`, in the order of `Weights.parameters`, which are those after `step` iterations."""
 
     step: int
     weights: list[torch.Tensor]
 
 
 class AsyncEvaluation:
-    """The evaluations of a run. All processes construct theirs together.
+    """The evaluations of a run. The constructor is a collective call of all processes.
 
     `eval_samples` samples and scores each held-out prompt with the current weights. `after_evaluation` is called with
-    the run's folder once samples are written, in the background of the main process.
+    the run's folder once samples are written, by a background job of the main process.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AsyncEvaluation:
             raise stopped
 
     def _evaluate_weights(self) -> Evaluation:
-        """Sample with the current weights; a collective call of all processes that evaluate."""
+        """Evaluate the current weights; a collective call of all processes that evaluate."""
         run = self._run
         started, evaluations = time.perf_counter(), run.evaluations
         samples = self._eval_samples()
@@ -142,7 +142,7 @@ class AsyncEvaluation:
         self.after_evaluation(self._run.folder)
 
     def _send_weights(self) -> None:
-        """Send the current weights to the evaluators; wait only for one that has not received the last weights yet."""
+        """Send the current weights to the evaluators; wait only until they have received the previous ones."""
         weights = [p.detach().cpu() for p in self._run.weights.parameters]
         self._post(Question(self._run.done, weights), behind=1)
 

@@ -1,8 +1,8 @@
-"""Rollouts by generators (`run.generators`): processes that only roll out, with weights that are `run.staleness` old.
+"""Rollouts by generators (`run.generators`): processes that only roll out, with weights `run.staleness` iterations old.
 
 Before each iteration the first trainer sends its state to every generator, and each trainer receives the samples that a
-generator has made meanwhile. The staleness is fixed, and the noise does not depend on the process. So the numbers equal
-those of a run whose trainers roll out themselves, and a resumed run repeats the rollouts under way.
+generator has made meanwhile. The staleness is fixed, and the noise does not depend on the process. So the results equal
+those of a run whose trainers roll out themselves. A resumed run repeats the rollouts that were under way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrainerState:
 
 
 class AsyncRollout:
-    """Rollouts by the generators of a run. All processes construct theirs together.
+    """Rollouts by the generators of a run. The constructor is a collective call of all processes.
 
     `local` makes samples on a generator, and on a trainer once its generator has ended.
     """

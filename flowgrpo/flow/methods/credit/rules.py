@@ -1,4 +1,4 @@
-"""Credit rules: they turn the rewards of a tree's leaves into units that are compared with each other.
+"""Credit rules: they turn the rewards of a tree's leaves into credit units, which are compared with each other.
 
 Every rule takes `rewards` (leaves, R), float64 in the order of `tree.leaves`, NaN where a reward is missing.
 Deterministic steps earn no credit. So the value of a state is the reward of the sample at the end of ODE steps from it.
@@ -36,7 +36,7 @@ class Credit(Choice):
 
     @abstractmethod
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        """Return the units of a scored tree; `reward_weights` is (R,). Raise InputError if the tree does not fit."""
+        """Return the credit units of a tree; `reward_weights` is (R,). Raise InputError if the tree is unsuitable."""
 
 
 class Terminal(Credit):
@@ -258,7 +258,7 @@ def stochastic_edges(tree: Tree) -> list[int]:
 
 
 def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
-    """Return a unit of weight 1 for each edge of `edges`; `comparison` as in `CreditUnits`."""
+    """Return a credit unit of weight 1 for each edge of `edges`; `values` and `comparison` as in `CreditUnits`."""
     of_edge = torch.full((len(tree.nodes),), -1)
     of_edge[edges] = torch.arange(len(edges))
     root = torch.tensor([tree.nodes[i].root.index for i in edges])

@@ -182,7 +182,7 @@ class Coupled(OfSamples):
         """Return the loss of a group of K >= 2 samples, from log ratios to the anchor (K,) and advantages (K,)."""
 
     def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Return K times the derivative (K,) of the group's loss in each log-probability, for a mean over samples."""
+        """Return K times the derivative (K,) of the group's loss by each log-probability; a mean over samples cancels K."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)

@@ -36,15 +36,15 @@ class LossInputs:
     Gradients flow through `log_prob`, `mean`, `velocity` and `error`.
 
     Attributes:
-        log_prob: (E,) of each edge or sample under the live policy.
-        old_log_prob: (E,) of each edge in the rollout, or of each sample under the likelihood's anchor.
-        mean, std: of the step's Gaussian; tensors (E, ...), and one number.
+        log_prob: (E,) log-probability of each edge or sample under the live policy.
+        old_log_prob: (E,) that of each edge in the rollout, or of each sample under the likelihood's anchor.
+        mean, std: mean (tensors (E, ...)) and standard deviation (one number) of the step's Gaussian.
         step_size: sigma - sigma_next, positive.
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
         position: (E,) int64, number of each edge among the trained steps of its path, from 1.
         error: (E, D) velocity minus its target for a noised sample; `anchor_error`, `old_error` and
-            `reference_error` are those of other policies.
+            `reference_error` are the same under the anchor, the old policy and the reference.
         score: function from an error to a log-probability (E,).
         coefficient: (E,) derivative of the loss in each log-probability, for objectives that couple samples.
         centre: means of the log ratio and of the optimality over the optimizer step.
@@ -175,7 +175,7 @@ class Divergence(Strict):
 
 
 class PolicyGradient(Choice):
-    """Options of every objective: weights of the steps, and divergences, to which these weights do not apply."""
+    """Options of every objective: the steps' weights in the loss, and divergences, which are added without weights."""
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory", "elbo")
     """Likelihoods that the objective can train."""
@@ -214,7 +214,7 @@ class PolicyGradient(Choice):
 
     @property
     def needs_old_means(self) -> bool:
-        """Return whether the rollout must keep the means of its steps."""
+        """Return whether the rollout must keep the Gaussian means of its steps."""
         return self.kl.previous > 0
 
     @property

@@ -27,8 +27,8 @@ def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) ->
 
     Neyman's allocation (J. R. Stat. Soc. 97, 1934) has children - 1 in proportion to sqrt(variance / cost). Here each
     step starts with `LEAST` children. More are added one by one, each at the step where it reduces the sum most for its
-    cost; of equal steps the earliest one wins. `variances` are those of estimates from two children. The budget
-    must pay for `LEAST` children at each step.
+    cost; of equal steps the earliest one wins. `variances` has for each step the variance with two children.
+    The budget must pay for `LEAST` children at each step.
     """
     counts, budget_left = [LEAST] * len(costs), budget - LEAST * sum(costs)
 
@@ -43,7 +43,7 @@ def neyman(variances: Sequence[float], costs: Sequence[float], budget: float) ->
 
 
 def check(algorithm: Any) -> None:
-    """Raise InputError if the expected update would depend on the numbers of children with this credit or baseline."""
+    """Raise InputError if the credit or the baseline makes the expected update depend on the numbers of children."""
     credit, baseline = algorithm.credit, algorithm.baseline
     if credit.name != "siblings" or credit.weights != "steps":
         choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
@@ -121,7 +121,7 @@ class Adaptive(Rooted):
         return None if self.finish is None else self.finish.steps
 
     def widest(self, kernels: Sequence[Kernel]) -> Adaptive:
-        """Return the tree in the shape with the most samples."""
+        """Return the tree in the shape with the most samples that its budget allows."""
         costs = self.costs(kernels)
         only = [float(cost == min(costs)) for cost in costs]
         return self.model_copy(update={"profile": self.reshape(kernels, only)})

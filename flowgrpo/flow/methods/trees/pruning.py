@@ -22,7 +22,7 @@ def parent_top1(tree: Tree, advantages: Tensor) -> Tensor:
     """Return a mask (nodes,) of the edges that stay if only the best of the chains below each last split is kept.
 
     This is the paper's rule. The released code keeps the first half of every chain instead; advantages along a chain
-    are equal. `advantages` (nodes,) has that of the edge to each node, NaN if its reward was lost.
+    are equal. `advantages` (nodes,) is the advantage of the edge to each node, NaN if its reward was lost.
     """
     by_split = defaultdict(list)
     for chain in chains(tree):
@@ -44,7 +44,7 @@ def extremes(tree: Tree, advantages: Tensor, fraction: float) -> Tensor:
 
 
 def chains(tree: Tree) -> list[list[int]]:
-    """Return the chain of each trajectory end as a list of edges, last first, without the empty ones."""
+    """Return the chain of each trajectory end as a list of edges, last edge first; leave out empty chains."""
     children = Counter(node.parent for node in tree.nodes)
     every = []
     for index in trunk_ends(tree):

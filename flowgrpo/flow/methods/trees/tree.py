@@ -75,10 +75,10 @@ class Rooted(Choice):
 
     @abstractmethod
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        """Return the plan of one iteration; `kernels` has one a step, `seed` and `iteration` fix all random draws."""
+        """Return the plan of one iteration from the kernel of each step; `seed` and `iteration` fix all random draws."""
 
     def roots(self, group_size: int) -> int:
-        """Return the number of roots of a group; raise InputError if whole trees do not make up `group_size`."""
+        """Return the number of roots of a group; raise InputError if a tree's samples do not divide `group_size`."""
         return group_size
 
     def kept_edges(self, tree: Tree, advantages: Tensor) -> Tensor | None:
@@ -87,7 +87,7 @@ class Rooted(Choice):
 
     @property
     def keeps_groups_whole(self) -> str | None:
-        """Return the setting that prunes by comparing the edges of a whole group, as text; None if there is none."""
+        """Return, as text, the pruning setting that compares the edges of a whole group; None without such a setting."""
         return None
 
     @property
@@ -96,7 +96,7 @@ class Rooted(Choice):
         return self.model_copy(update={"finish": None}) if getattr(self, "finish", None) is not None else self
 
     def check(self, tree: Tree) -> None:
-        """Raise InputError if a tree grown from the plan differs from the options."""
+        """Raise InputError if a tree grown from the plan contradicts the options."""
 
     def _end(self, kernels: Sequence[Kernel]) -> int:
         if self.last_step == "sde" and kernels[-1].preserves:

@@ -14,7 +14,7 @@ KEPT = 64 * 2**20
 
 
 class CallCache:
-    """The latest results, on their device, up to `KEPT` bytes together."""
+    """A cache of results on their device, up to `KEPT` bytes in total; the least recently used are dropped."""
 
     def __init__(self) -> None:
         self._results: dict[Hashable, tuple[Any, int]] = {}  # results and their bytes, oldest first

@@ -32,10 +32,10 @@ Source = tuple[str, int, int]  # method, its number of earlier runs, item of its
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSlot:
-    """The place of one tensor of the state among the prepared tensors.
+    """The place of one tensor of the state among the tensors that a pipeline's `prepare_*latents*` methods return.
 
     Attributes:
-        source: the prepared tensor.
+        source: the method, its call and the item of its output that give the prepared tensor.
         order: (n,) indices of the elements of a prepared row that reach the scheduler, in the scheduler's order; None if all
             do, in the same order.
         shape, dtype: shape of one row at the scheduler, and its dtype there.
@@ -88,7 +88,7 @@ class LatentSlots:
     def locate(self, first_samples: Callable[[], Sequence[torch.Tensor]]) -> None:
         """Find the slots by running the pipeline to its first step.
 
-        `first_samples` runs it and returns the samples (1, ...) that reached the scheduler, one per call of `step`.
+        `first_samples` makes this run and returns the samples (1, ...) that reached the scheduler, one per call of `step`.
         Raise InputError if one of them is not a selection of elements of a prepared tensor.
         """
         samples = [sample.clone() for sample in first_samples()]
@@ -119,7 +119,7 @@ class LatentSlots:
 
         Args:
             takes: names of the arguments of a call.
-            expected: velocities of the last step, whose state was put in by `prepare_latents` alone.
+            expected: velocities of the last step, which got its state from `prepare_latents` alone.
             again: repeats that step and returns its velocities; if it raises, the state is not passed as an argument.
         """
         drawing, prepared = self.slots, self._other_tensors()

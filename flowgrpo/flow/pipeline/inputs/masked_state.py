@@ -59,7 +59,7 @@ def whole(row: Row) -> str:
 
 
 def spare(module: torch.nn.Module, landing: Callable[[], bool]) -> None:
-    """Wrap a module's forward: while `landing()`, its result is not read, so repeat an earlier one of the same shapes."""
+    """While `landing()`, let a module repeat an earlier result for inputs of equal shapes; the result is not used then."""
     forward, answers = module.forward, {}
 
     @functools.wraps(forward)

@@ -32,7 +32,7 @@ def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
 
 
 def task_of(pipeline: type, given: Collection[str]) -> str:
-    """Return the hub's name for a pipeline's task (`image-to-video`, ...); `given` names its arguments with media."""
+    """Return the hub's name for a pipeline's task (`image-to-video`, ...); `given` names the media arguments."""
     made = modality_of(pipeline)
     if made == "audio":
         return "audio-to-audio" if given else "text-to-audio"

@@ -23,9 +23,10 @@ PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """Shapes of one row's embeddings: `parts` has that of each tensor, in order; `list` for a list and None for None.
+    """Shapes of the outputs of `encode_prompt` for one row.
 
-    If `masked`, there is a mask, so that embeddings can be padded to a common length.
+    `parts` has for each output: the shape of a tensor, the type `list` for a list, else the value itself. `masked` tells
+    whether one output is an attention mask, so that embeddings can be padded to a common length.
     """
 
     parts: tuple[Any, ...]
@@ -129,7 +130,7 @@ class EmbeddingCache:
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
-        """Return a context in which the pipeline has its encoders in host memory, to save them, not to encode."""
+        """Return a context in which offloaded text encoders are back in the pipeline, on the CPU, so it can be saved."""
         were_offloaded = bool(self._offloaded)
         self.restore("cpu")
         try:

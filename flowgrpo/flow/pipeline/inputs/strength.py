@@ -1,7 +1,7 @@
 """Pipelines that start from a noised picture and so skip the first steps of their schedule, by the argument `strength`.
 
-Their own method `get_timesteps` cuts the scheduler's table. Here it always cuts the whole table; a slice of the schedule
-then counts from the first remaining step.
+Their own method `get_timesteps` drops the first steps of the scheduler's table. Here it always gets the whole table, even
+if only a slice runs; the slice's step indices then count from the first remaining step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from samplers.scheduler import FlowSDEScheduler
 
 
 def follow(pipe: DiffusionPipeline, scheduler: FlowSDEScheduler) -> None:
-    """Let the pipeline's `get_timesteps`, if any, cut the whole table, and raise InputError if no step remains."""
+    """Let a pipeline's `get_timesteps`, if any, cut the scheduler's whole table; it raises InputError if no step remains."""
     method = getattr(pipe, "get_timesteps", None)
     if method is None or not {"num_inference_steps", "strength"} <= set(inspect.signature(method).parameters):
         return

@@ -121,7 +121,7 @@ def component_class(written: Any) -> type | None:
 
 
 def load_lora(pipe: DiffusionPipeline, folder: Path) -> None:
-    """Load a LoRA that `flowgrpo export` wrote into a stock pipeline, with what the pipeline's own method omits."""
+    """Load a LoRA from a folder of `flowgrpo export`, also into networks that the pipeline's own method leaves out."""
     if traits.loads_lora(pipe):
         before = diffusers.utils.logging.get_verbosity()
         diffusers.utils.logging.set_verbosity_error()  # it warns of components without adapters in the file
@@ -181,7 +181,7 @@ def check_files(path: str, variant: str | None = None, *, or_plain: bool = False
     """Check that a local folder has all files of its pipeline, without loading weights.
 
     For a hub id, only check that the hub has the variant. `variant` is a word in the names of the weight files to read
-    (`fp16`); components without such files have plain ones. For `or_plain` and `or_configs` see
+    (`fp16`); a component without such files uses its plain ones. For `or_plain` and `or_configs` see
     `training.model_files.folder_files.check`. Raise InputError if there is no such model, or a file is missing,
     truncated, or a Git LFS pointer.
     """
@@ -225,7 +225,7 @@ def _has_index(path: str) -> bool:
 
 @cache
 def uses_known_configs(path: str) -> bool:
-    """Return whether the configs of `data.known` stand in for the hub, which gives no index of the model.
+    """Return whether the hub gives no index of the model, so that `data.known` provides its configs.
 
     Raises InputError if the hub gives no index and `data.known` does not have the model.
     """

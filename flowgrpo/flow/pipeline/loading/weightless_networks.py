@@ -21,7 +21,7 @@ from flowgrpo.training.model_files.hub_files import variant_of
 
 
 class _Weightless:
-    """A mixin before a network's class, which reports the pipeline's device and ignores moves."""
+    """A mixin for a network's class: the network reports the pipeline's device, and is never moved."""
 
     pretended_device: torch.device
 
@@ -49,7 +49,7 @@ def classes(index: Mapping[str, Any]) -> dict[str, type[diffusers.ModelMixin]]:
 def networks(
     kinds: Mapping[str, type[diffusers.ModelMixin]], source: str, dtype: torch.dtype, device: torch.device
 ) -> dict[str, diffusers.ModelMixin]:
-    """Build networks of `kinds` (from `classes`) by the configs of `source`; they report `dtype` and `device`."""
+    """Build weightless networks of `kinds` (see `classes`) from configs in `source`; they report `dtype` and `device`."""
     return {name: _network(kind, source, name, dtype=dtype, device=device) for name, kind in kinds.items()}
 
 
@@ -87,7 +87,7 @@ def fill(
     *,
     variant: str | None = None,
 ) -> None:
-    """Load the weights of weightless networks into host memory, and replace them by the real networks."""
+    """Load the real networks into host memory, and put them into the pipeline in place of the weightless ones."""
     for name, kind in kinds.items():
         stored_as = variant_of(source, name, variant)
         setattr(pipe, name, kind.from_pretrained(source, subfolder=name, dtype=dtype, variant=stored_as))

@@ -20,7 +20,7 @@ ENTRANCES = ("encode", "_encode", "decode", "forward")  # the methods of a decod
 
 
 def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
-    """Recompute blocks from their inputs in the backward pass, with the same numbers; raise InputError if unsupported."""
+    """Recompute blocks from their inputs in the backward pass, to the same values; raise InputError if unsupported."""
     for module in modules:
         if not getattr(module, "_supports_gradient_checkpointing", False):
             raise InputError(
@@ -105,8 +105,8 @@ def _place(component: Any) -> tuple[Any, ...]:
 def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile the repeated blocks of modules in place, so that peft and diffusers still see the same objects.
 
-    Blocks compile at their first call. Rollout (no gradient) and update (gradient) compile separately, so the drift of
-    a compiled model need not be exactly 0; it was 0 for our tiny test models on a CPU.
+    Blocks compile at their first call. Rollout (no gradient) and update (gradient) compile separately, so
+    probability ratios before the first optimizer step need not be exactly 1; they were for our tiny test models on a CPU.
     """
     for module in modules:
         if getattr(module, "_repeated_blocks", None):

@@ -128,8 +128,8 @@ class Learned:
 def loss(controller: Controller, trace: Trace, length: Tensor) -> Tensor:
     """Return the weighted binary cross-entropy of the labels in a window plus 1e-3 times the mean square of the thresholds.
 
-    `length` (B,) is the window of each row. Negatives weigh 2; positives fall from 1 at the start of the window to 1/2 at
-    its end; all end proposals of a row together weigh 1.
+    `length` (B,) is the number of columns in each row's window. A negative has weight 2; the weight of a positive falls from
+    1 at the start of the window to 1/2 at its end; all end proposals of a row together weigh 1.
     """
     within = window(trace.scene, length) & trace.scene.visible
     logits, threshold = controller(replace(trace.scene, visible=within))
@@ -155,8 +155,8 @@ def train_controller(
 ) -> list[float]:
     """Train a controller in place, one trace a step, and return the losses. AdamW with weight decay 0.01.
 
-    The seed decides the order of the traces and each window's length, a quarter to the whole of `window_length`. `after` is
-    called after each step with the number of steps and the loss, in evaluation mode.
+    `run_seed` decides the order of the traces and the length of each window, drawn from a quarter of `window_length` to all
+    of it. `after` is called after each step with the number of steps and the loss, with the controller in evaluation mode.
     """
     optimizer = torch.optim.AdamW(controller.parameters(), learning_rate, weight_decay=0.01)
     losses = []

@@ -43,9 +43,9 @@ class Trace:
 def trace(
     predictor: MaskPredictor, rollout: Rollout, *, row: Tensor, step: Tensor, layers: int, end_ids: Sequence[int] = ()
 ) -> Trace:
-    """Return the trace of rows (R,), each before its step (R,), with the last `layers` hidden states.
+    """Return a trace of some rows of a rollout: canvas i is that of row `row[i]` before its step `step[i]`, both (R,).
 
-    Takes one model evaluation per row. `end_ids` are the tokens that end or pad an answer.
+    It holds the last `layers` hidden states. Takes one model evaluation per canvas. `end_ids` end or pad an answer.
     """
     ids, mask = rollout.ids[row], rollout.attention_mask[row]
     ids[:, rollout.prompt :][rollout.step_map[row] >= step[:, None]] = predictor.mask_id

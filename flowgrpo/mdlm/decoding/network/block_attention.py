@@ -39,7 +39,7 @@ def find_block_size(
 ) -> int | None:
     """Return the tokens of a block of a model; None if its attention is full.
 
-    `config` is the model's own; `attention` and `block_size` are the user's, None for the known values of the model's type.
+    `config` is the model's config.json; `attention` and `block_size` are the user's, None for the model type's values.
     Raises InputError if the type is not supported, does not have the attention asked for, or has no known block size.
     """
     kind = config.get("model_type")

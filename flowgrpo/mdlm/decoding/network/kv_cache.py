@@ -81,8 +81,8 @@ class Cache(ABC):
             ids, mask, position_ids: (R, F) of the fed columns.
             visible: which cached and fed columns are seen, from `MaskPredictor.additive`.
             start, stop: range of the returned columns, counted among the fed ones.
-            keeps: selects, of keys or values (R, H, K, D) of cached and fed columns, those to cache from now on; None
-                changes nothing.
+            keeps: returns, from the keys or values (R, H, K, D) of cached and fed columns, those to cache from now on. None
+                leaves the cache as it was.
         """
         rows, layers = self._live
         if len(row) < len(rows):
@@ -105,7 +105,7 @@ class Cache(ABC):
         return logits
 
     def _rewind(self) -> None:
-        """Reset the cache to the kept keys and values; a new object would cost more than a layer of a small model."""
+        """Reset the cache to the keys and values of `_live`; a new cache would take longer than a layer of a small model."""
         for layer, (keys, values) in zip(self._cache.layers, self._live[1], strict=True):
             layer.keys, layer.values = keys, values
 

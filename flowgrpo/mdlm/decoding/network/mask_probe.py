@@ -90,7 +90,7 @@ def probe(predictor: _Predictor) -> tuple[int, Form, Form | None]:
 
 @torch.no_grad()
 def probe_head(predictor: _Predictor) -> bool:
-    """Return whether the head, given some tokens only, computes the same logits for them as for the whole canvas."""
+    """Return whether the head, given the hidden states of some tokens only, computes the same logits for these tokens."""
     a, b = _two_tokens(predictor)
     ids = torch.tensor([[a, b] * (PROBE_LENGTH // 2), [b] * PROBE_LENGTH], device=predictor.device)
     columns = [[1, 0, 0, 1] * (PROBE_LENGTH // 4), [0, 1] * (PROBE_LENGTH // 2)]

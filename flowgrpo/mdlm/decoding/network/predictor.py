@@ -36,8 +36,8 @@ class MaskPredictor:
         block_size: tokens of a block of a block-causal model; None for full attention.
         form: attention mask and positions of a batch without padding.
         selects: whether the model's head can compute the logits of some tokens alone.
-        padded_form: the same of a batch with padding. None if padding changes the logits, as in LLaDA, which ignores its
-            mask; then rows of equal length are evaluated together, without padding.
+        padded_form: attention mask and positions of a batch with padding. None if padding changes the logits, as in LLaDA,
+            which ignores its mask; then rows of equal length are evaluated together, without padding.
     """
 
     def __init__(
@@ -75,16 +75,17 @@ class MaskPredictor:
     def logits(
         self, ids: Tensor, attention_mask: Tensor | None = None, start: int = 0, stop: int | None = None
     ) -> Tensor:
-        """Return logits (B, stop - start, V) that predict some columns of ids (B, T), float32 or finer; -inf for the mask.
+        """Return logits (B, stop - start, V) that predict columns `start:stop` of ids (B, T); -inf for the mask token.
 
-        `attention_mask` (B, T) is 0 or False at padding. A block-causal model does not evaluate the blocks behind `stop`.
+        Logits are float32 or finer. `attention_mask` (B, T) is 0 or False at padding. A block-causal model does not evaluate
+        the blocks behind `stop`.
         """
         return self.logits_and_hidden(ids, attention_mask, start=start, stop=stop, layers=0)[0]
 
     def logits_and_hidden(
         self, ids: Tensor, attention_mask: Tensor | None, *, start: int, stop: int | None, layers: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the logits of `logits`, and the last `layers` hidden states (B, T, H) of all columns, aligned like them.
+        """Return what `logits` does, and the last `layers` hidden states (B, T, H) of all columns, shifted like the logits.
 
         Raises InputError if the model returns fewer hidden states.
         """
@@ -111,7 +112,7 @@ class MaskPredictor:
     ) -> tuple[Tensor, Any]:
         """Call the model by `evaluate()`; return logits (B, stop - start, V), as `logits` does, and the model's output.
 
-        `ids` and `mask` (B, T) are the model's inputs. The head computes only these columns if it can.
+        `ids` and `mask` (B, T) are the model's inputs. The head computes only columns `start:stop` if it can.
         """
         align = partial(self.align, mask=mask, start=start, stop=stop)
         select = self.selects and (self.shift or stop - start < ids.shape[1])  # else the head needs all columns anyway
@@ -120,13 +121,13 @@ class MaskPredictor:
         return self.finished(logits_of(out) if select else align(logits_of(out))), out
 
     def block_start(self, mask: Tensor, column: int) -> int:
-        """Return the first column of the block that holds `column`; of the rows of a mask (B, T), the smallest."""
+        """Return the first column of the block that holds `column`: the smallest over the rows of `mask` (B, T)."""
         assert self.block_size is not None
         padding = (~mask).sum(1)
         return int(((column - padding) // self.block_size * self.block_size + padding).min())
 
     def block_end(self, ids: Tensor, mask: Tensor | None, stop: int) -> int:
-        """Return the end of the last block that begins before `stop`: the largest of all rows, at most T."""
+        """Return the end of the last block that begins before column `stop`: the largest over the rows, at most T."""
         assert self.block_size is not None
         padding = torch.zeros(1, dtype=torch.long) if mask is None else (~mask).sum(1)
         blocks = (stop - padding + self.block_size - 1) // self.block_size

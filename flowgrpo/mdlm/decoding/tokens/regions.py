@@ -1,7 +1,7 @@
 """Regions: the blocks of a completion in their order, and a window within them.
 
-Blocks of a block-causal model, or equal parts of them, are counted from the first token of the prompt. So they lie at other
-places in each row: an answer begins with the rest of the prompt's last block.
+Blocks of a block-causal model, or equal parts of them, are counted from the first token of the prompt. So their
+positions differ between rows: an answer begins with the rest of the prompt's last block.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class Sample(Choice):
     def _tempered(self, step: DecodeStep, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return the random numbers (N,) of the tokens and the temperatures (N, 1) that divide their logits.
 
-        A number is NaN if its token is the argmax; the numbers are None if all are. Temperatures are None if all are 1.
+        At temperature 0 the token is the argmax: its number is NaN, and its temperature here is 1. None replaces numbers
+        that are all NaN, and temperatures that are all 1.
         """
         if not callable(self.temperature) and self.temperature in (0, 1):
             return step.uniform("token") if self.temperature else None, None

@@ -52,7 +52,7 @@ def calls(views: Views, micro_batch: int, separable: bool = False) -> Iterator[l
     its own. Otherwise all views of an answer lie in one group: answers that need several calls form the first group
     together; the others share calls, and each of these calls is a group.
 
-    Use the same cuts for all policies, so that their estimates differ by nothing but the weights.
+    Use the same calls for all policies (current, old, reference), so that estimates differ by the policies' weights alone.
     """
     needed = views.scored.any(2).T  # (B, n)
     rows, chosen = needed.nonzero(as_tuple=True)  # row by row
@@ -140,7 +140,7 @@ def estimate(
 ) -> LogProb:
     """Return the estimate without gradient, for the old policy and the reference.
 
-    `micro_batch` and `separable` must be those of the update, so that both cut the same calls; see `calls`.
+    `micro_batch` and `separable` must be those of the update, so that both make the same calls; see `calls`.
     """
     every_call = [call for group in calls(views, micro_batch, separable) for call in group]
     results = [(call, log_probs(predictor, answers, views, call)) for call in every_call]

@@ -258,8 +258,8 @@ class Quadrature(Likelihood):
 def autoregressive(answers: Answers) -> Views:
     """JustGRPO (arXiv 2601.15165): L views, each scoring one token, with the earlier tokens shown and the later ones hidden.
 
-    The sum is the exact log-probability of decoding from left to right. A block-causal model needs a view for each
-    token of a block.
+    The sum is the exact log-probability of decoding from left to right. A block-causal model needs only as
+    many views as a block has tokens.
     """
     order = torch.arange(answers.scored.shape[1], device=answers.ids.device).expand_as(answers.scored)
     return trajectory(replace(answers, steps=order.where(~answers.given, -1)))

@@ -44,7 +44,7 @@ class Views:
 
     @property
     def first(self) -> Tensor:
-        """(B, L) int64: the first view that scores each token, as its step in a mean over steps; 0 if none does.
+        """(B, L) int64: number of the first view that scores each token, which stands for its step; 0 if no view scores it.
 
         In a block-causal model a view scores one step of each block, so each block has its own numbers.
         """

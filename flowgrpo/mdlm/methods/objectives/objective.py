@@ -47,7 +47,7 @@ class GivenInputs:
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
 
     def of(self, rows: Tensor) -> GivenInputs:
-        """Select rows (int64)."""
+        """Select the inputs of some answers, by their rows (int64)."""
         return GivenInputs(
             old=None if self.old is None else self.old[:, rows],
             reference=None if self.reference is None else self.reference[:, rows],
@@ -182,7 +182,7 @@ class Ratio(Objective):
         return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
 
     def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Return which ratios have no gradient, bool: none with the gate."""
+        """Return which ratios have no gradient, bool; with `gate` every ratio has one."""
         if self.gate is not None:
             return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
         stopped = clip_mask(ratio, advantage, *both_bounds(self.clip_range))
@@ -227,7 +227,7 @@ class SequenceRatio(Ratio):
     """One ratio for each answer, from the estimate of its whole log-probability (GDPO).
 
     ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
-    divides the clipped loss by the length instead of the exponent; until the policy moves, both give the same gradient.
+    divides the clipped loss by the length, not the log ratio; until the policy moves, both give the same gradient.
     """
 
     name: Literal["sequence_ratio"] = "sequence_ratio"

@@ -1,4 +1,4 @@
-"""Co-GRPO, *reconstructed*: numbers of the decoder are drawn as actions of a second policy.
+"""Co-GRPO, *reconstructed*: settings of the decoder are drawn as actions of a second policy.
 
 Only the abstract of Co-GRPO (arXiv 2512.22288) and secondary texts were at hand. They say: at each step an action holds
 the ratio of masks that stay, the temperatures of tokens and of their selection, and the guidance scale. The probability
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Actions:
-    """The schedules of B answers over S steps, of A numbers each."""
+    """The actions of a schedule for B answers: the values of A decoder settings at each of S steps."""
 
     names: tuple[str, ...]  # of the A numbers
     raw: Tensor  # (B, S, A) before the sigmoid
@@ -43,7 +43,7 @@ class Chosen:
     values: Tensor
 
     def __call__(self, step: DecodeStep) -> Tensor:
-        """Return the numbers (R,) of the rows of a step."""
+        """Return the setting's value (R,) for each row of a step."""
         values = self.values.to(step.row.device)
         return values[step.row, step.index.clamp(max=values.shape[1] - 1)]
 
@@ -76,7 +76,7 @@ class SchedulePolicy(torch.nn.Module):
 
     @torch.no_grad()
     def typical(self, count: int) -> Actions:
-        """Return the middle of the distribution as the schedule of `count` answers."""
+        """Return the median of each action at each step, the same for each of `count` answers."""
         return self._actions(self.mean.expand(count, -1, -1))
 
     def _actions(self, raw: Tensor) -> Actions:
@@ -93,7 +93,7 @@ class SchedulePolicy(torch.nn.Module):
 
 
 def apply_actions(decoder: Decoder, actions: Actions) -> Decoder:
-    """Return the decoder with some numbers replaced by actions; raise InputError for one that the decoder does not have."""
+    """Return the decoder with settings replaced by actions; raise InputError if it lacks the setting of an action."""
     for column, name in enumerate(actions.names):
         check_action(name, decoder)
         chosen = Chosen(actions.values[:, :, column])

@@ -1,4 +1,4 @@
-"""Schedules of a decoder's numbers: fixed, or drawn as actions."""
+"""Schedules of a decoder's settings, such as its temperature: fixed, or drawn as actions at each step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ else:
 
 
 class Schedule(Choice):
-    """A schedule of the decoder's numbers."""
+    """A schedule of the decoder's settings, such as its temperature."""
 
     @abstractmethod
     def policy(self, steps: int) -> SchedulePolicy | None:
-        """Return the distribution of the numbers over at most `steps` steps; None if they are fixed."""
+        """Return the policy that draws decoder settings at each of at most `steps` steps; None if the settings are fixed."""
 
     @abstractmethod
     def check(self, decoder: Decoder, steps: int) -> None:
@@ -33,7 +33,7 @@ class Schedule(Choice):
 
 
 class Unscheduled(Schedule):
-    """The decoder's numbers are fixed."""
+    """The decoder's settings are fixed."""
 
     name: Literal["none"] = "none"
 
@@ -47,7 +47,7 @@ class Unscheduled(Schedule):
 
 
 class LearnedSchedule(Schedule):
-    """Co-GRPO (arXiv 2512.22288), reconstructed: numbers of the decoder are drawn, and trained by the same advantage."""
+    """Co-GRPO (arXiv 2512.22288), reconstructed: settings of the decoder are drawn, and trained by the same advantage."""
 
     name: Literal["learned"] = "learned"
     start: Annotated[dict[str, float | list[float]], Field(min_length=1)] = {"temperature": 0.8}

@@ -1,4 +1,4 @@
-"""The numbers of a decoder that a learned schedule may draw, and their bounds."""
+"""The settings of a decoder that a learned schedule may draw as actions, and their bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_start(start: Mapping[str, float | Sequence[float]], steps: int) -> Non
 
 
 def check_action(name: str, decoder: Decoder) -> None:
-    """Raise InputError for an action that the decoder has no number for."""
+    """Raise InputError if the decoder does not have the setting that the action `name` replaces."""
     known = {
         "temperature": True,
         "cfg_scale": True,
