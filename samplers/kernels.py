@@ -79,8 +79,9 @@ def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> t
 
         level^2 [ln((1 - sigma_next) / (1 - sigma)) - (sigma - sigma_next)]
 
-    At the same level this is less noise than `flow_sde` at late steps, and more at the first step. The integral
-    diverges at sigma = 1. There the released code uses 0.997; we use the larger of 0.997 and the middle of the step.
+    At the same level this is less noise than `flow_sde` at every step but the first, where it is more if sigma_next is
+    below about 0.99. The integral diverges at sigma = 1. There the released code uses 0.997; we use the larger of 0.997
+    and the middle of the step.
     `sigma_cap` has no effect.
     """
     begin, end = (_float32(value).double() for value in (sigma, sigma_next))  # float32 would cancel near sigma 0

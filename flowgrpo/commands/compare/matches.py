@@ -113,7 +113,7 @@ def shown_steps(rows: Sequence[Match]) -> list[int]:
 
 
 def disagreements(rows: Sequence[Match], comparable: bool) -> list[float]:
-    """Return for each match the standard deviation over runs of the last sample's total; 0 if fewer than two are known.
+    """Return the standard deviation, over the runs, of the total of each match's last sample; 0 if fewer than two are known.
 
     If the runs' totals are not comparable, take this deviation for each reward that all runs have, divide it by that
     reward's standard deviation over all last samples, and return the mean over these rewards.

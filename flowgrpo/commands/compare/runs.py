@@ -52,7 +52,10 @@ class Run:
 
     @property
     def counted(self) -> tuple[Any, ...]:
-        """What defines the total: form, caution and rewards. For a folder of samples it is the sum of all their rewards."""
+        """What defines the total reward: its form, caution, and rewards with weights; equal for comparable runs.
+
+        The total of a folder of samples is the plain sum of all their rewards.
+        """
         if not self.config:
             names = {name for card in self.cards.values() for one in card.samples for name in one.rewards}
             return "sum", None, frozenset((name, 1.0, 0.0) for name in names)
