@@ -35,6 +35,7 @@ def grow_and_finish(
     micro_batch: int,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
+    keep_shared: bool = False,
     *,
     finish: Finish,
 ) -> Tree:
@@ -45,7 +46,7 @@ def grow_and_finish(
     bits.
     """
     held: dict[int, tuple[Move, State]] = {}
-    tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, held)
+    tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, keep_shared, held)
     together = defaultdict(list)
     for i, (move, _) in held.items():
         together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)

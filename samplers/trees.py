@@ -148,6 +148,7 @@ class Tree:
     """All nodes and evaluations of a rollout, in the order of growth, parents before children.
 
     `sigmas` is the schedule, float32 values. `leaves` are the nodes at sigma 0, `samples` (leaves, ...) their states.
+    `shared` has the state of each node below sigma 1 with several children, if `grow` was asked for them.
     """
 
     sigmas: tuple[float, ...]
@@ -155,6 +156,7 @@ class Tree:
     evaluations: list[Evaluation] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     samples: State = ()
+    shared: dict[int, State] = field(default_factory=dict)
 
     @property
     def sigma_cap(self) -> float:
@@ -191,6 +193,7 @@ def grow(
     micro_batch: int,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
+    keep_shared: bool = False,
     held: dict[int, tuple[Move, State]] | None = None,
 ) -> Tree:
     """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
@@ -202,6 +205,7 @@ def grow(
         start: states of the R roots, tensors (R, ...) in the storage dtype.
         micro_batch: largest number of rows of one evaluation.
         keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
+        keep_shared: whether to keep the states of nodes below sigma 1 with several children.
         held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
             the schedule's end; such nodes are not grown.
     """
@@ -228,6 +232,8 @@ def grow(
             held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
         for batch in _batches(moves, tree, micro_batch):
             state = stack_states([states[i] for i in batch])
+            if keep_shared and sigma < 1:
+                tree.shared |= {i: states[i] for i in batch if sum(move.count for move in moves[i]) > 1}
             kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
             evaluation = _record_evaluation(tree, batch, moves)
             if ahead is not None:

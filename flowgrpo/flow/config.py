@@ -150,6 +150,13 @@ class Algorithm(AlgorithmSection):
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
 
     @property
+    def keeps_shared(self) -> bool:
+        """Return whether rollouts keep the states at which trees split, which `likelihood.bridge` needs."""
+        return (
+            self.likelihood.name == "elbo" and self.likelihood.bridge and self.tree.name not in likelihood_rules.CHAINS
+        )
+
+    @property
     def solver(self) -> str | None:
         """Return the multistep ODE solver of whole chains; None for Euler steps."""
         solver = getattr(self.kernel, "solver", "euler")
@@ -190,6 +197,8 @@ class Algorithm(AlgorithmSection):
             )
         if self.reference is None and self.objective.kl.reference != "fixed":
             raise InputError("algorithm.objective.kl.beta: 0 switches a base or moving reference off, raise it")
+        if self.likelihood.name != "elbo" and getattr(self.credit, "starts", False):
+            raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo, leave it out")
         if self.likelihood.name == "elbo":
             likelihood_rules.check(self)
         elif self.kernel.name == "ode":

@@ -221,6 +221,7 @@ class FlowWing(Wing):
                 solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
                 keep_graphs=self.kept_graphs.held,
+                keep_shared=algorithm.keeps_shared,
                 evaluate=watched,
                 finish=self.finishing.over(watched),
                 **scoring,

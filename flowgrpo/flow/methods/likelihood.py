@@ -2,7 +2,7 @@
 
 `trajectory` scores the steps of the rollout. `elbo` adds fresh noise to the final sample. The weighted squared error of
 the velocity at the noised sample is minus a bound on the final sample's log-likelihood. So any deterministic solver may
-roll out, and only final samples are kept.
+roll out, and only final samples are kept, with the states at which trees split.
 
 Let x = (1 - sigma) x0 + sigma noise, target = noise - x0 and e = v - target. Let E be the mean of e^2 over a sample's
 dimensions. For an exact velocity, the integral over sigma of E (1 - sigma) / sigma, averaged over noise, is minus the
@@ -74,6 +74,22 @@ def weighted_error(weight: str, error: Tensor, sigma: float, power: float) -> Te
     return square / size.clamp(min=SMALLEST)
 
 
+def bridge_moments(sigma: float, shared_sigma: float) -> tuple[float, float, float]:
+    """Return the weights of the clean sample and of a shared state in the mean of a noised state, and its std.
+
+    With x_t = (1 - t) x0 + t noise, the state at t = `sigma`, given x0 and an earlier state x_s of the same path
+    (s = `shared_sigma` >= t), is Gaussian. Let a = (1 - s) / (1 - t) and V = s^2 - a^2 t^2. Then
+
+        mean = [(1 - t) V x0 + a t^2 x_s] / s^2,   variance = t^2 V / s^2
+
+    At t = s it is x_s, at t = 0 it is x0, and for s = 1 it is the noised sample without a bridge.
+    """
+    t, s = sigma, shared_sigma
+    a = 1.0 if t == s else (1 - s) / (1 - t)
+    variance = max(s * s - (a * t) ** 2, 0.0)
+    return (1 - t) * variance / s**2, a * t * t / s**2, t * variance**0.5 / s
+
+
 class Likelihood(Choice):
     """Options of every likelihood."""
 
@@ -94,7 +110,7 @@ class Trajectory(Likelihood):
 
 
 class Elbo(Likelihood):
-    """A bound on the log-likelihood of the final sample, from fresh noise; the trajectory is not kept."""
+    """A bound on the log-likelihood of the final sample, from fresh noise; a rollout keeps only the states that split."""
 
     name: Literal["elbo"] = "elbo"
     draws: Count | None = None
@@ -123,6 +139,9 @@ class Elbo(Likelihood):
     """The policy in the ratio's denominator; live: the ratio is 1."""
     old: Decay = Decay()
     """How the old policy follows the live one."""
+    bridge: bool = True
+    """In trees that split, draw the noised state below a split given both the sample and the state that siblings share
+    (see `bridge_moments`); false: given the sample alone, as above the first split."""
     bank: Bank = Bank()
     """Which earlier snapshots of the live policy are kept. Each iteration draws one of them as the policy `bank`."""
 

@@ -7,14 +7,22 @@ from typing import Any
 from flowgrpo.errors import InputError
 
 CHAINS = ("chain", "window")
+SPLITTING = ("branch", "branch_window")
 
 
 def check(algorithm: Any) -> None:
     """Raise InputError if a choice of `algorithm` has no meaning or no effect with likelihood elbo."""
     tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
-    if tree.name not in CHAINS:
-        raise InputError(f"algorithm.tree: elbo trains on the ends of chains, {tree.name} has others; take chain")
-    if algorithm.credit.name != "terminal":
+    if tree.name not in (*CHAINS, *SPLITTING):
+        raise InputError(
+            f"algorithm.tree: elbo trains on the ends of chains and of trees that split, {tree.name} has others; take chain "
+            "or branch_window"
+        )
+    if tree.name in SPLITTING:
+        _check_splitting(algorithm)
+    elif not likelihood.bridge:
+        raise InputError(f"algorithm.likelihood.bridge: {tree.name} does not split; leave it out")
+    elif algorithm.credit.name != "terminal":
         raise InputError(
             f"algorithm.credit: elbo trains on final samples, {algorithm.credit.name} gives steps their own; take terminal"
         )
@@ -61,6 +69,25 @@ def check(algorithm: Any) -> None:
         )
 
 
+def _check_splitting(algorithm: Any) -> None:
+    """Raise InputError if a choice does not go with final samples of trees that split."""
+    tree, credit = algorithm.tree, algorithm.credit
+    if credit.name != "depthwise" and not (credit.name == "nested" and credit.starts):
+        given = "without starts" if credit.name == "nested" else "for trees that split"
+        raise InputError(
+            f"algorithm.credit: elbo trains at all noise levels of a sample, {credit.name} {given} leaves some out; "
+            "take nested with starts=true, or depthwise"
+        )
+    if algorithm.kernel.name == "ode":
+        raise InputError("algorithm.kernel: ode adds no noise where a tree splits; take flow_sde")
+    if tree.siblings != "own":
+        raise InputError(f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; take own by elbo")
+    if tree.prune is not None:
+        raise InputError("algorithm.tree.prune: elbo trains on samples, not on edges; take null")
+    if algorithm.objective.couples == "group":
+        raise InputError(f"algorithm.tree: {algorithm.objective.name} compares whole samples of a group; take chain")
+
+
 def check_policy(config: Any, policy: Any) -> None:
     """Raise InputError if likelihood elbo meets a pipeline that overwrites a part of its states (masked editing)."""
     if config.algorithm.likelihood.name == "elbo" and policy.pins:
@@ -73,6 +100,12 @@ def check_policy(config: Any, policy: Any) -> None:
 def check_run(config: Any) -> None:
     """Raise InputError if a setting of the run or of training does not go with likelihood elbo."""
     run, train, algorithm = config.run, config.train, config.algorithm
+    tree = algorithm.tree
+    if tree.name in SPLITTING and tree.splits and min(tree.splits) and tree.roots(train.group_size) == 1:
+        raise InputError(
+            f"algorithm.tree.splits: a group is one tree, and above step {min(tree.splits)} nothing is compared with it; "
+            f"split at step 0, or take train.group_size={2 * train.group_size}"
+        )
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")
     if algorithm.objective.couples == "group" and train.split != "groups" and train.updates > 1:
@@ -126,6 +159,11 @@ def check_stored(config: Any) -> None:
     live policy may be the anchor only if it also samples the worse sample of each pair.
     """
     train, likelihood = config.train, config.algorithm.likelihood
+    if config.algorithm.tree.name in SPLITTING:
+        raise InputError(
+            f"algorithm.tree: stored samples are ends of chains, {config.algorithm.tree.name} splits; take chain, "
+            "and algorithm.credit=terminal"
+        )
     if likelihood.name != "elbo":
         raise InputError(
             f"algorithm.likelihood: {likelihood.name} needs the steps of rollouts, and data.groups has final samples; take "

@@ -89,6 +89,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "sol_rl": {**_STUDY, **_loop(norm=0.002, draft=DRAFT)},
     "awm": {**_STUDY, **_loop(steps=14, groups=72, norm=1.0, ema={**_AVERAGE, "decay": 0.99})},
     "awm_fast": {},
+    "awm_split": {},
+    "awm_tree": {},
     "ram": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
     # The source moves the average every 10 iterations, with a decay of at most (1 + n) / (10 + n) after iteration n.
     "crd": {**_STUDY, **_loop(updates=2, norm=1.0, ema={"decay": 0.995, "every": 20, "warmup": 19})},

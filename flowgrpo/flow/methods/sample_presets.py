@@ -34,6 +34,11 @@ _COUPLED = {"name": "elbo", "draws": 4, "noise": "group", "weight": "velocity"}
 _PREFERENCE = {"name": "elbo", "times": "logit_normal", "weight": "velocity", "sampler": "reference", "shift": 3.0}
 _BY_DPM2: PresetRow = {**_SHARED, "kernel": {"name": "ode", "solver": "dpm2"}, "likelihood": _STUDY}
 _BY_EULER: PresetRow = {**_SHARED, "kernel": {"name": "ode"}}
+_SPLIT: PresetRow = {
+    "kernel": {"name": "flow_sde", "level": 0.7},
+    "credit": {"name": "nested", "group": 0.5, "siblings": 0.5, "starts": True},
+    "baseline": {**_GLOBAL_STD, "name": "leave_one_out", "scale": 0.2},
+}
 _BY_NOISE: PresetRow = {
     **_SHARED,
     "tree": {"name": "chain", "last_step": "sde"},
@@ -94,6 +99,24 @@ PRESETS: dict[str, PresetRow] = {
         **_BY_DPM2,
         "likelihood": _STRATA,
         "baseline": {**_GLOBAL_STD, "scale": 0.2},
+        "objective": {"name": "gradient", "ratio": False},
+    },
+    # Ours: awm_fast on trees that split, with credit by noise level. Samples with a common start share the advantage of
+    # their start above the split. Below it each is compared with the samples that it shares the state with, half and
+    # half with the whole group. No source has it.
+    # 1. as 2. of awm. Rollouts take Euler steps, and a noisy step (flow_sde) at each split.
+    "awm_split": {
+        **_SPLIT,
+        "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2]},
+        "likelihood": _STRATA,
+        "objective": {"name": "gradient", "ratio": False},
+    },
+    # Ours: the same on whole branch trees, which split up to four times in the first half of the steps.
+    # 1. as 1. of awm_split.
+    "awm_tree": {
+        **_SPLIT,
+        "tree": {"name": "branch_window", "size": 0, "siblings": "own"},
+        "likelihood": _STRATA,
         "objective": {"name": "gradient", "ratio": False},
     },
     # RAM (Reinforce Adjoint Matching): arXiv 2605.10759, known to us from summaries, and the port in the study's code.
@@ -184,7 +207,7 @@ PRESETS: dict[str, PresetRow] = {
 
 # Guidance is as in the sources: off in rollouts and updates, or on in rollouts alone. For SePPO and GDRO it is unknown,
 # and "on in rollouts" is our choice. ram, awm_fast and elbo_grpo follow the code that they come from.
-_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "ram", "crd")
+_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "awm_split", "awm_tree", "ram", "crd")
 DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS

@@ -11,9 +11,10 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
-from flowgrpo.flow.updates.noised import calls_of, select_samples
+from flowgrpo.flow.updates.noised import Paths, calls_of, select_samples
 from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
+from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_roots
 from samplers.schedule import linear_sigmas
 from samplers.trees import Evaluation, Root, Tree, grow
@@ -66,10 +67,10 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         _check_calibration(tree, rewards)
     algorithm.tree.check(tree)
     if of_samples:
-        keep = units.to_edges(trained.double())[tree.leaves] > 0
-        return _of_samples(
-            config, tree, select_samples(algorithm.objective, tree, units.to_edges(advantages)[tree.leaves], keep)
-        )
+        ends = Paths(tree, units).last_edges()
+        keep = units.to_edges(trained.double())[ends] > 0
+        keep = select_samples(algorithm.objective, tree, units.to_edges(advantages)[ends], keep)
+        return _of_samples(config, tree, units, keep=keep, trained=trained)
     replay_tree = build_replay_tree(
         config, tree, units=units, advantages=torch.zeros(len(units.values)), trained=trained, iteration=iteration
     )
@@ -121,12 +122,18 @@ def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
     return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
 
 
-def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
-    """Return the cost of an iteration with likelihood elbo; `trained` (leaves,) masks the samples in the update."""
+def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.Tensor, trained: torch.Tensor) -> Cost:
+    """Return the cost of an iteration with likelihood elbo; `keep` and `trained` as in `calls_of`."""
     algorithm, likelihood = config.algorithm, config.algorithm.likelihood
     assert likelihood.name == "elbo"
     calls = calls_of(
-        likelihood, tree, trained, micro_batch=config.train.update_rows, address=(config.run.seed, "elbo", 0)
+        likelihood,
+        tree,
+        units,
+        keep=keep,
+        trained=trained,
+        micro_batch=config.train.update_rows,
+        address=(config.run.seed, "elbo", 0),
     )
     if not calls:
         raise InputError(
@@ -141,7 +148,7 @@ def _of_samples(config: Config, tree: Tree, trained: torch.Tensor) -> Cost:
         first_pass = 2
     resampled = 0  # rows of a snapshot's chains, which replace the worse sample of each stored pair
     if config.data.groups and algorithm.sampler == "bank":
-        pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in trained.nonzero().flatten().tolist()})
+        pairs = len({tree.nodes[tree.leaves[leaf]].root.group for leaf in keep.nonzero().flatten().tolist()})
         resampled = pairs * sum(len(e.rows) for e in tree.evaluations) // len(tree.leaves)
     return Cost(
         rollout=0 if config.data.groups else sum(len(e.rows) for e in tree.evaluations),

@@ -139,6 +139,7 @@ def walk(
     solver: str | None = None,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
+    keep_shared: bool = False,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
 ) -> Tree:
@@ -147,6 +148,7 @@ def walk(
     Args:
         roots: roots of this process; their rows are `Row`s.
         seed, iteration: first parts of every noise address.
+        keep_shared: whether to keep the states of nodes with several children.
         solver: name of a multistep solver (`samplers.solvers`) that samples whole chains; the plan is then not used.
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
@@ -158,7 +160,18 @@ def walk(
     evaluate = evaluate or policy.velocity
     if solver is None:
         noises = edge_noise(seed, iteration)
-        arguments = (plan, policy.sigmas, roots, start, evaluate, noises, micro_batch, keep_means, keep_graphs)
+        arguments = (
+            plan,
+            policy.sigmas,
+            roots,
+            start,
+            evaluate,
+            noises,
+            micro_batch,
+            keep_means,
+            keep_graphs,
+            keep_shared,
+        )
         return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
     return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
 

@@ -15,7 +15,7 @@ from flowgrpo.flow.offline.bank_samples import find_losers, resample, root_of
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.flow.updates import rollout_graphs
-from flowgrpo.flow.updates.noised import find_finite, plan_noised_calls, select_samples
+from flowgrpo.flow.updates.noised import Paths, find_finite, plan_noised_calls, select_samples
 from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.flow.updates.tree_record import build_kept_trees
 from flowgrpo.flow.updates.update import Credited
@@ -124,7 +124,8 @@ def _build_noised(
 ) -> Credited:
     """Return the samples that the update scores with `likelihood: elbo`, with their advantages and weights."""
     config, tree = cast("Config", run.config), batch.tree
-    keep, of_leaves = (units.to_edges(each.double())[tree.leaves] for each in (trained, advantages))
+    ends = Paths(tree, units).last_edges()
+    keep, of_leaves = (units.to_edges(each.double())[ends] for each in (trained, advantages))
     keep = select_samples(config.algorithm.objective, tree, of_leaves, (keep > 0) & find_finite(tree))
     if batch.stored and config.algorithm.sampler == "bank":
         leaves = find_losers(tree, of_leaves, keep)
@@ -139,7 +140,14 @@ def _build_noised(
         beta=run.beta,
         group_weight=weight,
         noised=plan_noised_calls(
-            config, tree, units, keep=keep, advantages=of_leaves, group_weight=weight, iteration=run.done
+            config,
+            tree,
+            units,
+            keep=keep,
+            trained=trained,
+            advantages=advantages,
+            group_weight=weight,
+            iteration=run.done,
         ),
     )
 

@@ -6,16 +6,16 @@ batch, on any number of processes and after a resume.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.methods.likelihood import Elbo, flatten_state
+from flowgrpo.flow.methods.likelihood import Elbo, bridge_moments, flatten_state
 from flowgrpo.flow.methods.objectives.matching import Centred, Coupled, optimality
 from flowgrpo.flow.methods.objectives.policy_gradient import ABSENT, LossInputs, PolicyGradient
 from flowgrpo.flow.pipeline.policy import Policy
@@ -34,11 +34,23 @@ Sum = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """One sample at one noise level: its index in `tree.leaves`, the number of the draw, and the sign of its noise."""
+    """One sample at one noise level.
+
+    Attributes:
+        leaf: index of the sample in `tree.leaves`.
+        number: number of the draw.
+        sign: sign of its noise.
+        edge: the edge on the sample's path, as the node it leads to, whose advantage the draw takes.
+        shared: the last node, at or above the noise level, where the path splits below sigma 1; None without one or without
+            `likelihood.bridge`.
+    """
 
     leaf: int
     number: int
     sign: int
+    _: KW_ONLY
+    edge: int
+    shared: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,9 +67,9 @@ class Noised:
     """The model calls of an update on final samples, sorted from noise to data; the samples are the leaves of the tree.
 
     Attributes:
-        advantages: (leaves,) advantage of each sample.
-        weights: (leaves,) weights in the weighted mean of the loss.
-        factors: (leaves,) factors of the loss that do not count in the divisor of the mean.
+        advantages: (nodes,) advantage of each edge.
+        weights: (nodes,) weights of edges in the weighted mean of the loss.
+        factors: (nodes,) factors of the loss that do not count in the divisor of the mean.
         address: random address of the iteration's noise.
     """
 
@@ -69,13 +81,19 @@ class Noised:
     factors: Tensor
     address: tuple[Any, ...]
 
+    @property
+    def splits(self) -> bool:
+        """Return whether several samples have one root."""
+        roots = [self.tree.nodes[leaf].root for leaf in self.tree.leaves]
+        return len({(root.group, root.index) for root in roots}) < len(roots)
+
     def of_part(self, part: int) -> list[Call]:
         """Return the calls of one optimizer step."""
         return [call for call in self.calls if call.part == part]
 
     def weight(self, part: int) -> float:
         """Return the sum of the weights of all draws of a part."""
-        return sum(float(self.weights[draw.leaf]) for call in self.of_part(part) for draw in call.draws)
+        return sum(float(self.weights[draw.edge]) for call in self.of_part(part) for draw in call.draws)
 
     def node(self, draw: Draw) -> Node:
         """Return the tree node of a draw's sample."""
@@ -86,14 +104,21 @@ class Noised:
         return [self.node(draw).root.row for draw in call.draws]
 
     def noised(self, call: Call) -> tuple[State, Tensor]:
-        """Return the noised states (B, ...) of a call, in the storage dtype, and the targets noise - x0 (B, D)."""
+        """Return the noised states x_t (B, ...) of a call, in the storage dtype, and targets (x_t - x0) / sigma (B, D)."""
         state, target = [], []
         for component, samples in enumerate(self.tree.samples):
             clean = samples[[draw.leaf for draw in call.draws]].float()
             drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws])
             drawn = to_device(drawn, clean.device)
-            state.append(((1 - call.sigma) * clean + call.sigma * drawn).to(samples.dtype))
-            target.append(drawn - clean)
+            noised, aim = (1 - call.sigma) * clean + call.sigma * drawn, drawn - clean
+            for row, draw in enumerate(call.draws):
+                if draw.shared is not None:
+                    shared = self.tree.shared[draw.shared][component].float().to(clean.device)
+                    of_clean, of_shared, std = bridge_moments(call.sigma, self.tree.nodes[draw.shared].sigma)
+                    noised[row] = of_clean * clean[row] + of_shared * shared + std * drawn[row]
+                    aim[row] = (noised[row] - clean[row]) / call.sigma
+            state.append(noised.to(samples.dtype))
+            target.append(aim)
         return tuple(state), flatten_state(tuple(target))
 
     def _noise(self, draw: Draw, component: int, shape: Sequence[int]) -> Tensor:
@@ -119,14 +144,57 @@ def find_finite(tree: Tree) -> Tensor:
     return torch.stack([x.flatten(1).isfinite().all(1).cpu() for x in tree.samples]).all(0)
 
 
-def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, address: tuple[Any, ...]) -> list[Call]:
+class Paths:
+    """The paths to the samples of a tree: which edge and which shared state belong to a noise level.
+
+    `bridge` says whether draws below a split have a shared state.
+    """
+
+    def __init__(self, tree: Tree, units: CreditUnits, *, bridge: bool = False):
+        self._nodes, self._owned = tree.nodes, (units.of_edge >= 0).tolist()
+        self._lines = [tree.ancestry(leaf)[::-1] for leaf in tree.leaves]
+        children = Counter(node.parent for node in tree.nodes if node.parent is not None)
+        self._splits = {i for i, count in children.items() if bridge and count > 1 and tree.nodes[i].sigma < 1}
+
+    def place(self, leaf: int, sigma: float) -> tuple[int, int | None]:
+        """Return the edge whose advantage a draw at `sigma` takes, and the node of its shared state.
+
+        This edge is the one whose step contains `sigma`, or the last one before it that has a credit unit.
+        """
+        edge, shared = self._lines[leaf][0], None
+        for node in self._lines[leaf]:
+            parent = self._nodes[node].parent
+            assert parent is not None  # an edge leaves a node
+            if self._nodes[parent].sigma < sigma:
+                break
+            edge = node if self._owned[node] else edge
+            shared = parent if parent in self._splits else shared
+        return edge, shared
+
+    def last_edges(self) -> list[int]:
+        """Return for each sample the last edge on its path that has a credit unit."""
+        return [self.place(leaf, 0.0)[0] for leaf in range(len(self._lines))]
+
+
+def calls_of(
+    likelihood: Elbo,
+    tree: Tree,
+    units: CreditUnits,
+    *,
+    keep: Tensor,
+    trained: Tensor,
+    micro_batch: int,
+    address: tuple[Any, ...],
+) -> list[Call]:
     """Batch the trained samples' noised copies (draws) into calls of one sigma each, from noise to data.
 
-    `keep` (leaves,) is a mask of the trained samples. Noise levels are drawn at the iteration's `address`, for each
-    sample, or for each group if its samples share noise. Raise InputError if the likelihood needs more steps than the
-    schedule has.
+    `keep` (leaves,) is a mask of the trained samples, `trained` (U,) one of the units whose edges are trained: a draw at
+    another edge is left out. Noise levels are drawn at
+    the iteration's `address`, for each sample, or for each group if its samples share noise. Raise InputError if the
+    likelihood needs more steps than the schedule has.
     """
-    shared = likelihood.noise == "group"
+    paths, shared = Paths(tree, units, bridge=likelihood.bridge), likelihood.noise == "group"
+    trained = units.to_edges(trained.double()) > 0
     by_call: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
     sigmas: dict[tuple[Any, ...], list[float]] = {}
     for leaf in keep.nonzero().flatten().tolist():
@@ -135,9 +203,12 @@ def calls_of(likelihood: Elbo, tree: Tree, keep: Tensor, *, micro_batch: int, ad
         if place not in sigmas:
             sigmas[place] = likelihood.sigmas(tree.sigmas, *address, "sigmas", *place)
         for number, sigma in enumerate(sigmas[place]):
+            edge, shared_node = paths.place(leaf, sigma)
+            if not trained[edge]:
+                continue
             for sign in (1, -1) if likelihood.antithetic else (1,):
                 order = (node.root.group, node.path, number, -sign)
-                by_call[sigma, node.root.part].append((order, Draw(leaf, number, sign)))
+                by_call[sigma, node.root.part].append((order, Draw(leaf, number, sign, edge=edge, shared=shared_node)))
     return [
         Call(sigma, part, [draw for _, draw in batch])
         for (sigma, part), draws in sorted(by_call.items(), key=lambda each: (-each[0][0], each[0][1]))
@@ -151,24 +222,33 @@ def plan_noised_calls(
     units: CreditUnits,
     *,
     keep: Tensor,
+    trained: Tensor,
     advantages: Tensor,
     group_weight: Tensor,
     iteration: int,
 ) -> Noised:
     """Return the model calls of an iteration's update, and what their losses need; `keep` as in `calls_of`.
 
-    `units` are the credit units of the tree, `advantages` (leaves,) those of its samples. `group_weight` (U,) is the
-    factor of the loss of each unit's group.
+    `units` are the U credit units of the tree, with a mask `trained` (U,) of those in the update, their `advantages` (U,),
+    and the factor `group_weight` (U,) of the loss of each unit's group.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
     return Noised(
         likelihood=likelihood,
         tree=tree,
-        calls=calls_of(likelihood, tree, keep, micro_batch=config.train.update_rows, address=address),
-        advantages=advantages,
-        weights=units.to_edges(units.weight)[tree.leaves],
-        factors=units.to_edges(group_weight)[tree.leaves],
+        calls=calls_of(
+            likelihood,
+            tree,
+            units,
+            keep=keep,
+            trained=trained,
+            micro_batch=config.train.update_rows,
+            address=address,
+        ),
+        advantages=units.to_edges(advantages),
+        weights=units.to_edges(units.weight),
+        factors=units.to_edges(group_weight),
         address=address,
     )
 
@@ -208,8 +288,8 @@ class Matching:
         divergence = self.objective.divergence(inputs) if self.beta > 0 else None
         if divergence is not None:
             loss = loss + self.beta * divergence
-        leaves = [draw.leaf for draw in call.draws]
-        weight = self.noised.weights[leaves] * self.noised.factors[leaves]
+        edges = [draw.edge for draw in call.draws]
+        weight = self.noised.weights[edges] * self.noised.factors[edges]
         stats.measure(
             inputs.log_prob - inputs.old_log_prob,
             self.objective.clipped(inputs),
@@ -241,7 +321,7 @@ class Matching:
         return LossInputs(
             log_prob=log_prob,
             old_log_prob=old,
-            advantage=self.noised.advantages[[draw.leaf for draw in call.draws]].to(log_prob),
+            advantage=self.noised.advantages[[draw.edge for draw in call.draws]].to(log_prob),
             error=error,
             anchor_error=anchor_error,
             old_error=others.get("old", ABSENT),
@@ -282,7 +362,7 @@ class Matching:
         for draws in together.values():
             if len(draws) > 1:
                 ell = torch.stack([ratios[draw] for draw in draws])
-                advantage = self.noised.advantages[[draw.leaf for draw in draws]].to(ell)
+                advantage = self.noised.advantages[[draw.edge for draw in draws]].to(ell)
                 share = self.objective.group_loss(ell, advantage)
                 for draw, coefficient in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
                     self.coefficients[draw], self.shares[draw] = coefficient, share
@@ -290,7 +370,7 @@ class Matching:
     def _centre(self, ratios: dict[Draw, Tensor], sum_shards: Sum) -> None:
         self.weights.lockstep.join()  # before the next collective
         assert isinstance(self.objective, Centred)
-        good = optimality(self.noised.advantages[[draw.leaf for draw in ratios]].double(), self.objective.most)
+        good = optimality(self.noised.advantages[[draw.edge for draw in ratios]].double(), self.objective.most)
         log_ratios = torch.stack(list(ratios.values())).double().cpu() if ratios else good
         sums = torch.stack([log_ratios.sum(), good.sum(), torch.tensor(float(len(ratios)), dtype=torch.float64)])
         ratio, good, count = sum_shards(sums).tolist()

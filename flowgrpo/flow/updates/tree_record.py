@@ -88,8 +88,10 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
         trained = {node for e in credited.tree.evaluations for edges in e.trained for node in edges.nodes.tolist()}
         credit = kept
     else:
-        trained = {tree.leaves[draw.leaf] for call in noised.calls for draw in call.draws}
-        credit = set(tree.leaves) & set(kept)
+        draws = [draw for call in noised.calls for draw in call.draws]
+        splits = noised.splits
+        trained = {draw.edge if splits else tree.leaves[draw.leaf] for draw in draws}
+        credit = set(kept) if splits else set(tree.leaves) & set(kept)
     advantages, weights = credited.advantages.tolist(), (units.weight * credited.group_weight).tolist()
     of_edge, compared = units.of_edge.tolist(), units.comparison.tolist()
     for node in credit:

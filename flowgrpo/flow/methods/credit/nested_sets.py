@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -36,6 +37,9 @@ class Nested(Credit):
     """Weight of each comparison with a family: the step's edges below the same start, or the same child of a split."""
     siblings: float = Field(0.25, ge=0)
     """Weight of the comparison with the edges that leave the same state."""
+    starts: bool = False
+    """For likelihood elbo: also compare the trees of a group with each other, and give credit to no other edges than those
+    that leave a start or a split."""
 
     @model_validator(mode="after")
     def _some(self) -> Nested:
@@ -45,8 +49,11 @@ class Nested(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        on_path = {edge for index in trunk_ends(tree) for edge in tree.ancestry(tree.leaves[index])}
+        lines = [tree.ancestry(tree.leaves[index]) for index in trunk_ends(tree)]
+        on_path = {edge for line in lines for edge in line}
         edges = [i for i in stochastic_edges(tree) if i in on_path]
+        if self.starts:
+            edges = sorted({line[-1] for line in lines} | _leaving_splits(tree, on_path))
         nodes = [tree.nodes[i] for i in edges]
         starts = [node.root.index for node in nodes]
         members, weight = [], []
@@ -83,8 +90,7 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
     """
     if not between:
         return [[] for _ in edges]
-    children = Counter(tree.nodes[i].parent for i in edges)
-    split = {i for i in edges if children[tree.nodes[i].parent] > 1}
+    split = _leaving_splits(tree, edges)
     padded = []
     for i in edges:
         state = parent_of(tree, i)
@@ -94,6 +100,12 @@ def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
         families = [*start, *reversed(above)]
         padded.append([*families, *[-1] * (len(tree.sigmas) - len(families))])
     return padded
+
+
+def _leaving_splits(tree: Tree, edges: Collection[int]) -> set[int]:
+    """Return those of `edges` that leave a state together with others of them."""
+    children = Counter(tree.nodes[i].parent for i in edges)
+    return {i for i in edges if children[tree.nodes[i].parent] > 1}
 
 
 def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[float]]:

@@ -305,8 +305,8 @@ class BranchWindow(Branching):
     """Trees that split, stochastic at the splits and inside a sliding window as in MixGRPO (BranchGRPO-Mix)."""
 
     name: Literal["branch_window"] = "branch_window"
-    size: int = Field(4, ge=1)
-    """Number of steps in the stochastic window."""
+    size: int = Field(4, ge=0)
+    """Number of steps in the stochastic window; 0: only the splits are stochastic."""
     every: int = Field(25, ge=1)
     """Iterations between two moves of the window."""
     stride: int = Field(1, ge=1)
@@ -314,8 +314,9 @@ class BranchWindow(Branching):
 
     @override
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
-        end = self._end(kernels)
-        window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
+        end, window = self._end(kernels), range(0)
+        if self.size:
+            window = schedule.sliding_window(min(self.size, end), 0, end, iteration, self.every, self.stride)
         return self._plan(kernels, group_size, iteration, window)
 
 

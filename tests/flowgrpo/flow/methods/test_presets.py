@@ -102,7 +102,7 @@ def test_sol_rl_is_diffusion_nft_on_drafts():
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "methods.md"
-OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast"}
+OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast", "awm_split", "awm_tree"}
 HEAD = "| preset | guidance | steps | groups x size | optimizer steps | learning rate | average |"
 
 
@@ -150,5 +150,11 @@ def test_the_page_has_what_the_sources_say():
 
 def test_a_source_s_guidance_is_what_its_row_sets():
     stated = {preset: PUBLISHED[preset].get("model.guidance") for preset in BESIDE}
-    assert {preset for preset, guidance in stated.items() if guidance is None} == {"awm_fast", "seppo", "gdro"}
+    assert {preset for preset, guidance in stated.items() if guidance is None} == {
+        "awm_fast",
+        "awm_split",
+        "awm_tree",
+        "seppo",
+        "gdro",
+    }
     assert all(guidance in (None, BESIDE[preset]["model.guidance"]) for preset, guidance in stated.items())

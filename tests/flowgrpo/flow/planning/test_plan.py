@@ -76,6 +76,8 @@ LEDGER = [
     *((name, {}, 24, 10, (240, 3 * 216, 24, 216)) for name in ("epg", "pepg", "elbo_grpo", "nft", "ram")),
     *((name, {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)) for name in ("sol_rl", "awm")),
     ("awm_fast", {}, 24, 10, (240, 24 * 6, 24, 24 * 6)),
+    ("awm_split", {}, 24, 10, (12 * (3 + 2 * 7), 24 * 6, 24, 24 * 6)),
+    ("awm_tree", {}, 16, 20, (203, 16 * 6, 16, 16 * 6)),
     ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
     ("sft_best", {}, 24, 10, (240, 9, 24, 9)),  # one sample

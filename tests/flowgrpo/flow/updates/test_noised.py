@@ -17,7 +17,13 @@ from flowgrpo.training.weights.old_policies import Bank
 ROWS = sorted(sample_presets.PRESETS)
 FEW = dict.fromkeys(MANY_DRAWS, 3)
 KINDS = ("nft", "crd", "dpo", "seppo")  # each sampler and anchor; a plain run leaves the others out
-HELD = ("nft", "awm", "awm_fast", "dpo")  # an old policy, none, and a moving reference; snapshots have their own test
+HELD = (
+    "nft",
+    "awm",
+    "awm_fast",
+    "awm_split",
+    "dpo",
+)  # an old policy, none, trees, and a moving reference; snapshots have their own test
 
 
 def run_of(folder, preset="nft", reward=None, likelihood=(), objective=(), held_out=0, **overrides):
@@ -102,8 +108,12 @@ def test_a_ratio_to_the_live_policy_is_null_and_the_loss_is_told(tmp_path):
 
 
 def test_noise_and_noise_levels_are_those_of_any_batch_and_states_lie_between_sample_and_noise(tmp_path):
-    noised = rolled(run_of(tmp_path))[1].noised
-    alone = calls_of(noised.likelihood, noised.tree, torch.ones(12).bool(), micro_batch=1, address=noised.address)
+    credited = rolled(run_of(tmp_path))[1]
+    noised, every = credited.noised, torch.ones(12).bool()
+    units, trained = credited.units, torch.ones(len(credited.units.values)).bool()
+    alone = calls_of(
+        noised.likelihood, noised.tree, units, keep=every, trained=trained, micro_batch=1, address=noised.address
+    )
     assert len(alone) == 12 * 5
     whole, apart = (
         {draw: (sigma, state.tolist(), target.tolist()) for draw, sigma, state, target, _ in draws_of(noised, calls)}
@@ -280,7 +290,7 @@ def test_a_model_of_one_step_learns_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tree": "brush"}, r"algorithm\.tree: elbo trains on the ends of chains, brush has others; take chain"),
+        ({"tree": "brush"}, r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, brush"),
         ({"credit": "siblings"}, r"algorithm\.credit: elbo trains on final samples, siblings gives steps their own"),
         ({"tree": {"start": "shared"}}, r"algorithm\.tree\.start: shared gives a group one start"),
         ({"tree": "window"}, r"algorithm\.kernel\.solver: dpm2 walks whole chains, not window"),

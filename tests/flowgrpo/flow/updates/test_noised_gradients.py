@@ -20,7 +20,7 @@ def moved(run, far, group_weights=(1.0, 1.0)):
         for i, p in enumerate(run.weights.parameters):
             p.add_(far * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
     credited = credit(run, batch)
-    groups = torch.tensor([credited.tree.nodes[leaf].root.group for leaf in credited.tree.leaves])
+    groups = torch.tensor([node.root.group for node in credited.tree.nodes])
     weights = torch.tensor(group_weights, dtype=torch.float64)[groups.unique(return_inverse=True)[1]]
     credited = replace(credited, noised=replace(credited.noised, factors=weights))
     step_in_place(run, credited)
@@ -98,6 +98,6 @@ def test_a_divergence_has_its_coefficient_and_a_group_its_weight(tmp_path):
             (reference,) = run.policy.velocity(state, call.sigma, noised.rows(call))
         (velocity,) = run.policy.velocity(state, call.sigma, noised.rows(call))
         for draw, pull in zip(call.draws, (velocity - reference).square().mean(1), strict=True):
-            loss = noised.advantages[draw.leaf].float() * live[draw] + beta * pull
+            loss = noised.advantages[draw.edge].float() * live[draw] + beta * pull
             losses.append(weights[groups.index(noised.node(draw).root.group)] * loss)
     torch.testing.assert_close(found, gradient_of(torch.stack(losses).mean(), run), rtol=1e-4, atol=1e-5)

@@ -6,16 +6,16 @@ import pytest
 from cases import cases
 from oracle_page import numbers, on_page
 from oracle_presets import line
-from oracle_samples import PRESETS, RANKED, row
+from oracle_samples import OPEN, PRESETS, RANKED, row
 
 from flowgrpo.flow.methods import CHOICES, sample_presets
 from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.training.advantages import baseline
 
-EXACT = [name for name in PRESETS if name not in RANKED]
+EXACT = [name for name in PRESETS if name not in OPEN]
 # A plain run leaves them out: at their anchor `pepg` and `elbo_grpo` take the step of `epg`, `awm_fast` that of `awm`, and
 # `sol_rl` that of `nft`, at fewer noise levels.
-KINDS = [name for name in PRESETS if name not in ("pepg", "elbo_grpo", "awm_fast", "sol_rl")]
+KINDS = [name for name in PRESETS if name not in ("pepg", "elbo_grpo", "awm_fast", "awm_tree", "sol_rl")]
 SIGNS = {*product(["objective"], KINDS), *product(["baseline", "likelihood"], ["nft", "dpo"])}
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 
@@ -30,6 +30,11 @@ def test_the_update_is_the_gradient_that_is_expected(preset):
 @pytest.mark.parametrize("preset", RANKED)
 def test_ranks_point_the_way_that_rewards_do(preset):
     assert row(preset, "linear", 4, groups=16).to_ode > 0.7
+
+
+def test_whole_branch_trees_point_where_chains_do():
+    trees, chains = (row(preset, "linear", 8, groups=16).to_ode for preset in ("awm_tree", "awm_fast"))
+    assert trees == pytest.approx(chains, abs=0.05)
 
 
 def test_the_true_weight_turns_the_update_to_the_exact_gradient():

@@ -1,0 +1,164 @@
+"""Final samples of trees that split: credit by noise level, and states drawn between a sample and what it shares."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+from field import credit, lines, settings, trainer
+from oracle_samples import between
+
+from flowgrpo.errors import InputError
+from flowgrpo.flow.methods.likelihood import bridge_moments
+
+SPLIT = {
+    "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2]},
+    "kernel": {"name": "flow_sde", "level": 0.7},
+    "credit": {"name": "nested", "group": 0.5, "siblings": 0.5, "starts": True},
+    "baseline": {"name": "leave_one_out", "std": "none", "clip": 1e9},
+}
+DRAWS = {"draws": 6, "times": "strata"}
+
+
+def run_of(folder, likelihood=(), **changes):
+    algorithm = {"preset": "awm_fast", **SPLIT, "likelihood": {**DRAWS, "steps": None, **dict(likelihood)}}
+    for axis, options in changes.pop("algorithm", {}).items():
+        algorithm[axis] = {**algorithm[axis], **options}
+    sizes = {"train__group_size": 4, "train__groups": 2, "train__updates": 1, "train__iterations": 2}
+    return trainer(settings(folder, algorithm=algorithm, **{**sizes, **changes}))
+
+
+def rolled(run):
+    batch = run.rollout(0, run.groups(0))
+    return batch, credit(run, batch)
+
+
+@pytest.mark.parametrize(("t", "s"), [(0.2, 0.5), (0.49, 0.5), (0.7, 0.9), (0.001, 0.8)])
+def test_a_bridge_has_the_moments_of_the_path_between_a_sample_and_a_shared_state(t, s):
+    assert bridge_moments(t, s) == pytest.approx(between(t, s), rel=1e-6)
+
+
+def test_a_bridge_ends_at_the_sample_and_at_the_shared_state_and_is_plain_noise_from_the_start():
+    assert bridge_moments(0.5, 0.5) == (0.0, 1.0, 0.0)
+    assert bridge_moments(1e-9, 0.5) == pytest.approx((1, 0, 0), abs=1e-8)
+    assert bridge_moments(0.3, 1.0) == pytest.approx((0.7, 0.0, 0.3))
+
+
+def test_a_draw_takes_the_advantage_of_the_edge_at_its_noise_level(tmp_path):
+    batch, credited = rolled(run_of(tmp_path))
+    tree, noised, rewards = batch.tree, credited.noised, batch.scores.values[:, 0]
+    split = tree.sigmas[2]
+    of_root = defaultdict(list)
+    for leaf, node in enumerate(tree.leaves):
+        of_root[tree.nodes[node].root.group, tree.nodes[node].root.index].append(leaf)
+    assert sorted(map(len, of_root.values())) == [2] * 4
+    levels = set()
+    for call in noised.calls:
+        for draw in call.draws:
+            root = noised.node(draw).root
+            own = of_root[root.group, root.index]
+            other = of_root[root.group, 1 - root.index]
+            (sibling,) = set(own) - {draw.leaf}
+            below = call.sigma <= split
+            if below:
+                value = rewards[draw.leaf]
+                expected = 0.5 * (value - rewards[[sibling, *other]].mean()) + 0.5 * (value - rewards[sibling])
+            else:
+                expected = rewards[own].mean() - rewards[other].mean()
+            assert float(noised.advantages[draw.edge]) == pytest.approx(float(expected), abs=1e-6)
+            assert (draw.shared is not None) == below
+            levels.add(below)
+    assert levels == {True, False}
+    assert sum(len(call.draws) for call in noised.calls) == 8 * 6
+
+
+def test_states_below_a_split_lie_between_the_sample_and_the_shared_state(tmp_path):
+    _, credited = rolled(run_of(tmp_path))
+    noised = credited.noised
+    for call in noised.calls:
+        (state,), target = noised.noised(call)
+        for row, draw in enumerate(call.draws):
+            clean = noised.tree.samples[0][draw.leaf]
+            torch.testing.assert_close(state[row], clean + call.sigma * target[row])
+            if draw.shared is not None and call.sigma == noised.tree.nodes[draw.shared].sigma:
+                torch.testing.assert_close(state[row], noised.tree.shared[draw.shared][0])
+
+
+def test_with_all_weight_on_the_group_a_tree_that_splits_at_once_is_a_group_of_chains(tmp_path):
+    changes = {"tree": {"splits": [0]}, "credit": {"group": 1.0, "siblings": 0.0}}
+    batch, credited = rolled(run_of(tmp_path, algorithm=changes))
+    noised, tree = credited.noised, batch.tree
+    groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
+    for call in noised.calls:
+        (state,), target = noised.noised(call)
+        for row, draw in enumerate(call.draws):
+            own = noised.node(draw).root.group
+            others = (groups == own) & (torch.arange(8) != draw.leaf)
+            expected = batch.scores.values[draw.leaf, 0] - batch.scores.values[others, 0].mean()
+            assert float(noised.advantages[draw.edge]) == pytest.approx(float(expected), abs=1e-9)
+            assert draw.shared is None
+            torch.testing.assert_close(state[row], tree.samples[0][draw.leaf] + call.sigma * target[row])
+
+
+def test_a_lost_reward_costs_its_sample_alone(tmp_path):
+    run = run_of(tmp_path)
+    batch = run.rollout(0, run.groups(0))
+    batch.scores.values[0] = torch.nan
+    noised = credit(run, batch).noised
+    left = {draw.leaf for call in noised.calls for draw in call.draws}
+    assert left == set(range(1, 8))
+    assert noised.advantages[[draw.edge for call in noised.calls for draw in call.draws]].isfinite().all()
+
+
+def test_each_draw_is_tied_to_the_last_split_above_it(tmp_path):
+    tree = {"splits": [1, 3]}
+    noised = rolled(run_of(tmp_path, algorithm={"tree": tree}, train__group_size=8))[1].noised
+    nodes, seen = noised.tree.nodes, set()
+    for call in noised.calls:
+        for draw in call.draws:
+            step = None if draw.shared is None else nodes[draw.shared].step
+            levels = [at for at in (1, 3) if noised.tree.sigmas[at] >= call.sigma]
+            assert step == (levels[-1] if levels else None)
+            assert nodes[draw.edge].step == (step + 1 if levels else 1)
+            seen.add(step)
+    assert seen == {None, 1, 3}
+
+
+def test_two_optimizer_steps_share_the_samples(tmp_path):
+    changes = {"train__updates": 2, "train__split": "groups"}
+    run = run_of(tmp_path, {"antithetic": True}, **changes)
+    noised = rolled(run)[1].noised
+    assert {call.part for call in noised.calls} == {0, 1}
+    assert sum(len(call.draws) for call in noised.calls) == 2 * 8 * 6
+    run.run()
+    assert all(line["policy/grad_norm"] > 0 for line in lines(run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"credit": {"starts": False}},
+            r"algorithm\.credit: elbo trains at all noise levels of a sample, nested without",
+        ),
+        ({"kernel": {"name": "ode", "level": None}}, r"algorithm\.kernel: ode adds no noise where a tree splits"),
+        ({"tree": {"prune": {"rule": "extremes"}}}, r"algorithm\.tree\.prune: elbo trains on samples"),
+        (
+            {"tree": {"name": "brush"}},
+            r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, brush",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(tmp_path, changes, said):
+    algorithm = {"preset": "awm_split", "likelihood": DRAWS}
+    for axis, options in changes.items():
+        kept = {} if "name" in options else SPLIT[axis]
+        algorithm[axis] = {key: value for key, value in {**kept, **options}.items() if value is not None}
+    with pytest.raises(InputError, match=said):
+        settings(tmp_path, algorithm=algorithm)
+
+
+def test_what_a_run_cannot_do_with_trees_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"algorithm\.tree\.splits: a group is one tree, and above step 2"):
+        run_of(tmp_path, train__group_size=2)
+    with pytest.raises(InputError, match=r"algorithm\.tree: stored samples are ends of chains, branch_window splits"):
+        run_of(tmp_path, data__groups=str(tmp_path))
