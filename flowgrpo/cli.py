@@ -219,6 +219,9 @@ def doctor(
         str, typer.Argument(metavar="MODEL|CONFIG", help="a built-in name, a folder, a hub id, or a config")
     ],
     overrides: Overrides = None,
+    spectrum: Annotated[
+        int | None, typer.Option(min=600, metavar="N", help="model evaluations of the check spectrum; 600 by default")
+    ] = None,
     form: Format = "human",
 ) -> None:
     """Check a model or a config before spending GPU hours on it; exit status 1 if a check fails."""
@@ -231,9 +234,12 @@ def doctor(
         settings = config.load(target, overrides or [])
     else:
         settings = config.apply_override(KINDS[detect_kind(target)].doctor.defaults(target), overrides or [])
+    if spectrum is not None and settings.kind != "flow":
+        raise InputError(f"--spectrum: {settings.kind} has no noisy steps to measure, leave it out")
+    budget = {} if spectrum is None else {"evaluations": spectrum}
     checks = []
     with open_display(), suggest_override(settings), phase("checking"):
-        for check in KINDS[settings.kind].doctor.examine(settings):
+        for check in KINDS[settings.kind].doctor.examine(settings, **budget):
             checks.append(check)
             if form == "human":
                 out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")

@@ -1,6 +1,6 @@
 """Pretrain the embedded language model: a small bidirectional transformer that fills in masked characters.
 
-    python scripts/make_digits_model.py --out flowgrpo/mdlm/digits
+    python scripts/make_digits_model.py --out flowgrpo/models/digits
 
 As LLaDA, it is transformers' Llama with `is_causal` off; a token is a character. It learns Countdown, 4 x 4 Sudoku and
 integer arithmetic (`flowgrpo/data/generators/tasks.py`, split `train`) from prompts and solutions masked at a rate

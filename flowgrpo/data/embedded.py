@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flowgrpo.shapes import PATH
-
 Kind = Literal["flow", "mdlm"]
 
 
@@ -20,10 +18,12 @@ class Embedded:
     call: dict[str, Any] = field(default_factory=dict)
 
 
-SHAPES_CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
+FOLDER = Path(__file__).parents[1] / "models"
+CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
 EMBEDDED = {
-    "shapes": Embedded("flow", PATH, SHAPES_CALL),
-    "digits": Embedded("mdlm", Path(__file__).parents[1] / "mdlm" / "digits"),
+    "shapes": Embedded("flow", FOLDER / "shapes", CALL),
+    "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}),
+    "digits": Embedded("mdlm", FOLDER / "digits"),
 }
 
 

@@ -47,6 +47,7 @@ CHECKED = {
     r"run\.engine": ENGINE,
     r"http://127": ENGINE,
     r"^flowgrpo (serve|watch|vote) ": SERVES,
+    r"--spectrum 60000": MINUTES,
     r"--push-to-hub": WEIGHTS,
     r"gsm8k": WEIGHTS,
     r"^flowgrpo (train|plan) (flux|sd35$|sd35 |sd35-medium train.micro_batch=auto|wan|llada)": WEIGHTS,

@@ -83,7 +83,7 @@ def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:
     while True:
         cells = rng.choice(9, sum(parsed.objects.values()), replace=False)
         objects = [_place(kind, cell, rng) for kind, cell in zip(parsed.objects.elements(), cells, strict=True)]
-        if _in_relation(objects, parsed.relation):
+        if parsed.relation is None or dominates(objects[0], objects[1], parsed.relation[1]):
             return objects
 
 
@@ -92,22 +92,25 @@ def _place(kind: Kind, cell: int, rng: np.random.Generator) -> Drawn:
     return Drawn(kind, x, y, rng.uniform(*RADII))
 
 
-def _in_relation(objects: list[Drawn], relation: tuple[tuple[str, str], str, tuple[str, str]] | None) -> bool:
-    if relation is None:
-        return True
-    along = np.array(RELATIONS[relation[1]])
-    offset = np.array([objects[0].x - objects[1].x, objects[0].y - objects[1].y])
-    return offset @ along > np.abs(offset @ along[::-1])  # the named direction dominates
+def dominates(first: Drawn, second: Drawn, relation: str) -> bool:
+    """Return whether the offset of two objects lies mostly along the direction that a relation names."""
+    along = np.array(RELATIONS[relation])
+    offset = np.array([first.x - second.x, first.y - second.y])
+    return bool(offset @ along > np.abs(offset @ along[::-1]))
 
 
 def draw(objects: list[Drawn], size: int = SIZE) -> np.ndarray:
     """Draw a scene as float32 (3, size, size) in [0, 1]."""
-    y, x = np.mgrid[0:size, 0:size].astype(np.float32) + 0.5
     image = np.broadcast_to(np.array(BACKGROUND, np.float32)[:, None, None], (3, size, size)).copy()
     for o in objects:
-        cover = np.clip(0.5 - _signed_distance(o, x, y), 0, 1)
-        image += cover * (np.array(COLOURS[o.kind[0]], np.float32)[:, None, None] - image)
+        image += cover(o, size) * (np.array(COLOURS[o.kind[0]], np.float32)[:, None, None] - image)
     return image
+
+
+def cover(o: Drawn, size: int = SIZE) -> np.ndarray:
+    """Return how much of each pixel an object covers, (size, size) in [0, 1]."""
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) + 0.5
+    return np.clip(0.5 - _signed_distance(o, x, y), 0, 1)
 
 
 def _signed_distance(o: Drawn, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -41,6 +41,7 @@ from flowgrpo.training.scoring.scorer import score
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
 from rewards.compute import default_device
+from samplers import noise
 from samplers.batches import batched
 
 SPREAD_SIZE = 4
@@ -61,13 +62,17 @@ def defaults(model: str) -> dict[str, Any]:
     return {"model": {"path": model}, "rewards": [{"use": reward}]}
 
 
-def examine(settings: Config) -> Iterator[Check]:
-    """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong."""
+def examine(settings: Config, evaluations: int | None = None) -> Iterator[Check]:
+    """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong.
+
+    The check `spectrum` takes `evaluations` model evaluations (None: 600), and with many of them further prompts.
+    """
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)
+    measured = _prompts_of_spectrum(settings, chosen, evaluations)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    setup.check_rewards(rewards, chosen, shape)
+    setup.check_rewards(rewards, [*chosen, *measured], shape)
     device = default_device()
     begun = initial_lora.adapters(settings.model)
     memory_estimate.check(settings, device, begun)
@@ -76,8 +81,8 @@ def examine(settings: Config) -> Iterator[Check]:
     refused: list[Check] = []
 
     def encode(policy: DiffusersPolicy) -> None:
-        conditions.check((prompt.columns for prompt in chosen), policy.takes, "prompts.train")
-        rows = [Row(p.text, 0, p.columns) for p in chosen]
+        conditions.check((prompt.columns for prompt in (*chosen, *measured)), policy.takes, "prompts.train")
+        rows = [Row(p.text, 0, p.columns) for p in dict.fromkeys((*chosen, *measured))]
         with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
             try:
                 policy.prepare(rows)
@@ -95,9 +100,18 @@ def examine(settings: Config) -> Iterator[Check]:
             raise
         yield from refused
         return
-    chosen = setup.with_sampling_rate(chosen, policy)
+    chosen, measured = (setup.with_sampling_rate(each, policy) for each in (chosen, measured))
     with policy.call_overrides(**guidance.training_call(settings.model.guidance, policy)):
-        yield from _checks(settings, cost, policy=policy, weights=weights, rewards=rewards, chosen=chosen)
+        yield from _checks(
+            settings,
+            cost,
+            policy=policy,
+            weights=weights,
+            rewards=rewards,
+            chosen=chosen,
+            measured=measured,
+            evaluations=evaluations,
+        )
 
 
 def _checks(
@@ -108,6 +122,8 @@ def _checks(
     weights: Weights,
     rewards: Sequence[Reward],
     chosen: Sequence[prompts.Prompt],
+    measured: Sequence[prompts.Prompt],
+    evaluations: int | None,
 ) -> Iterator[Check]:
     rows = [Row(p.text, i, p.columns) for i, p in enumerate((chosen[0], chosen[0], chosen[-1]))]
 
@@ -132,10 +148,15 @@ def _checks(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
-    ends = [Row(p.text, 0, p.columns) for p in dict.fromkeys((chosen[0], chosen[-1]))]
     kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
     yield spectrum.check(
-        policy, rewards, ends, baseline=settings.algorithm.baseline, kernels=kernels, size=settings.train.rollout_rows
+        policy,
+        rewards,
+        [Row(p.text, 0, p.columns) for p in measured],
+        baseline=settings.algorithm.baseline,
+        kernels=kernels,
+        size=settings.train.rollout_rows,
+        evaluations=evaluations,
     )
     yield _time(policy, weights, rows, settings=settings, cost=cost)
     yield memory_left(default_device(), REMEDY, lambda room: memory_budget.fit(settings, room))
@@ -155,6 +176,17 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
         *(prompt for _, prompt in scorer.pair_with_prompts(left, longest_first)),
         longest_first[-1],
     ]
+
+
+def _prompts_of_spectrum(
+    settings: Config, chosen: Sequence[prompts.Prompt], evaluations: int | None
+) -> list[prompts.Prompt]:
+    """Return the longest and the shortest prompt, or random ones if there are enough evaluations for more than two."""
+    most = (evaluations or 0) // spectrum.PER_PROMPT
+    if most <= 2 or chosen[0].text in DEFAULT_PROMPTS:
+        return list(dict.fromkeys((chosen[0], chosen[-1])))
+    every = stored.train_prompts(settings)
+    return [every[i] for i in noise.generator(settings.run.seed, "spectrum").permutation(len(every))[:most]]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:

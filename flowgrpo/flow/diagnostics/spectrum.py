@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from samplers.kernels import Kernel
 
 EVALUATIONS = 600  # budget of model evaluations, unless the fewest starts need more
+PER_PROMPT = 2500  # evaluations for which one prompt is enough
 FEWEST = 3  # starts per prompt: the jackknife leaves one out and needs two others
 ASIDE = "aside"
 START = -1  # stands for the last common state of samples from two starts, which have none
@@ -63,8 +64,8 @@ def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
     return plan
 
 
-def geometry(steps: int, prompts: int) -> tuple[range, int]:
-    """Return the steps at which chains split, and the number of starts per prompt, for `EVALUATIONS` model evaluations.
+def geometry(steps: int, prompts: int, evaluations: int = EVALUATIONS) -> tuple[range, int]:
+    """Return the steps at which chains split, and the number of starts per prompt, for `evaluations` model evaluations.
 
     If splits at all steps cost too much, only every second step splits, or every fourth, and so on. The steps from one split
     to the next then have one common share. There are at least `FEWEST` starts, even if they cost more.
@@ -73,7 +74,7 @@ def geometry(steps: int, prompts: int) -> tuple[range, int]:
     while True:
         splits = range(0, steps - 1, stride)
         cost = steps + sum(steps - 1 - split for split in splits)
-        starts = EVALUATIONS // (prompts * cost)
+        starts = evaluations // (prompts * cost)
         if starts >= FEWEST or len(splits) == 1:
             return splits, max(starts, FEWEST)
         stride *= 2
@@ -112,11 +113,12 @@ def check(
     baseline: Baseline,
     kernels: Sequence[Kernel],
     size: int,
+    evaluations: int | None = None,
 ) -> Check:
     """Report the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
     if not any(kernel.stochastic for kernel in kernels):
         return Check("spectrum", True, f"{kernels[0].name} adds no noise: the start makes all of the variance")
-    splits, starts = geometry(len(kernels), len(rows))
+    splits, starts = geometry(len(kernels), len(rows), evaluations or EVALUATIONS)
     roots = [
         Root(group, start, Row(row.prompt, 1000 * (1 + group) + start, row.columns))
         for group, row in enumerate(rows)

@@ -1,6 +1,7 @@
 """The doctor finds a sound model sound, and names the fault of one that was broken on purpose."""
 
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -28,6 +29,18 @@ def examined(capsys, *arguments):
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"] == (status == 0) == all(check["ok"] for check in printed["checks"])
     return {check["name"]: check for check in printed["checks"]}
+
+
+def test_more_evaluations_give_the_spectrum_more_prompts(workplace, capsys, monkeypatch):
+    monkeypatch.setattr(spectrum, "PER_PROMPT", 200)
+    checks = examined(capsys, "tiny.yaml", "--spectrum", "600")
+    evaluations, samples = map(int, re.findall(r"(\d+) (?:evaluations|samples)", checks["spectrum"]["value"]))
+    assert (evaluations, samples) == (3 * 33 * 6, 3 * 33 * 3)  # 3 prompts of 33 starts
+
+
+def test_a_language_model_has_no_spectrum(capsys):
+    assert main(["doctor", "digits", "--spectrum", "600"]) == 2
+    assert "--spectrum: mdlm has no noisy steps to measure, leave it out" in capsys.readouterr().err
 
 
 @pytest.fixture

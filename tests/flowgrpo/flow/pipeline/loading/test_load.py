@@ -1,6 +1,8 @@
 """What loading a policy does to the process, and what the files of a model can do to it."""
 
 import shutil
+import statistics
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,14 @@ from zoo import SPECIMENS
 
 from flowgrpo.cli import main
 from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.generators import patterned
+from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import load_policy
-from flowgrpo.shapes import PATH
+from rewards.patterns import parts
 
-DIGITS = EMBEDDED["digits"].folder
+PATH, DIGITS = EMBEDDED["shapes"].folder, EMBEDDED["digits"].folder
 
 
 @pytest.mark.parametrize(("device", "kept"), [("cpu", 1), ("meta", 0)])
@@ -41,13 +45,22 @@ def pictures(pipe, words):
     return pipe("two red circles", latents=noise.to(pipe.transformer.dtype), output_type="pt", **call).images
 
 
-def test_the_folder_of_the_embedded_model_loads_by_itself():
-    pipe = StableDiffusion3Pipeline.from_pretrained(PATH)
+@pytest.mark.parametrize("name", ["shapes", "patterns"])
+def test_the_folder_of_an_embedded_model_loads_by_itself(name):
+    folder = EMBEDDED[name].folder
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder)
     assert {model.dtype for model in pipe.components.values() if isinstance(model, torch.nn.Module)} == {torch.float32}
-    without = StableDiffusion3Pipeline.from_pretrained(PATH, text_encoder_3=None, tokenizer_3=None)
+    without = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     for words in (1, 256):  # the pipeline itself puts zeros in the place of an absent T5
         assert torch.equal(pictures(pipe, words), pictures(without, words))
-    assert sum(file.stat().st_size for file in PATH.rglob("*") if file.is_file()) < 7_000_000
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 7_000_000
+
+
+def test_the_model_of_patterns_draws_a_part_of_each_caption():
+    prompts = patterned.captions("eval")[:12]
+    images = load_policy("patterns").generate([Row(prompt, seed) for seed, prompt in enumerate(prompts)])
+    means = [statistics.mean(values) for values in zip(*map(astuple, parts(images, prompts)), strict=True)]
+    assert all(0.3 < mean < 0.95 for mean in means)  # layout, shapes, patterns
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,22 @@
-"""Train the embedded flow model: a small StableDiffusion3Pipeline of 64 x 64 scenes of flat shapes.
+"""Train an embedded flow model: a small StableDiffusion3Pipeline of 64 x 64 scenes of flat shapes.
 
-    python scripts/make_shapes_model.py --out flowgrpo/shapes/model
+    python scripts/make_flow_model.py shapes --out flowgrpo/models/shapes
+    python scripts/make_flow_model.py patterns --out flowgrpo/models/patterns
 
 It trains the autoencoder on drawn scenes, encodes a pool of scenes, then trains transformer and text encoders by flow
-matching in three passes. The model is imperfect on purpose: a share of captions describes another picture, most in the
-short second pass. So pictures are clean but follow prompts loosely, and alignment can improve them. Dropped captions
-enable guidance. Transformer and autoencoder are saved as float16 safetensors, which diffusers loads as float32. Text
-encoders are saved as float32, because transformers loads them as stored. The script needs a C++ compiler and torch 2.9
-(Muon), and takes some 47 minutes on two cores.
+matching in several passes. The model is imperfect on purpose: a share of captions is wrong (see `Task`). So pictures are
+clean but follow prompts loosely, and alignment can improve them. Dropped captions enable guidance. Transformer and
+autoencoder are saved as float16 safetensors, which diffusers loads as float32. Text encoders are saved as float32, because
+transformers loads them as stored. The script needs a C++ compiler and torch 2.9 (Muon), and takes some 47 minutes on two
+cores for `shapes`, 30 for `patterns`.
 """
 
 import argparse
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,24 +24,99 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transfo
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from flowgrpo.data.generators.scenes import arrange, captions, draw, every_caption, is_held_out
-from rewards.shapes import COLOURS, COUNTS, RELATIONS, SHAPES, shapes
+from flowgrpo.data.embedded import default_call
+from flowgrpo.data.generators import patterned, scenes
+from rewards import patterns, shapes
 
 TEXT_TOKENS = 12
 TEXT_WIDTH = 64
 WIDTH = 128
-T5_TOKENS = 1  # the pipeline appends this many tokens of T5, here zeros
 POOL = 24_000
 BATCH = 64
-PASSES = ((4000, 0.15), (1500, 0.35), (1300, 0.2))  # steps, share of captions that describe another picture
 DROPPED_CAPTIONS = 0.1
 
+Random = np.random.Generator
 
-def tokenizer() -> PreTrainedTokenizerFast:
+
+@dataclass(frozen=True)
+class Task:
+    """What a model learns.
+
+    Attributes:
+        words: vocabulary of the captions.
+        allowed: captions to train on.
+        paint: draw a caption as float32 (3, 64, 64) in [0, 1].
+        autoencoder_steps: steps that train the autoencoder.
+        passes: steps of each pass, and how often captions are wrong in it.
+        describe: the captions of some rows of the pool, of which some are wrong.
+        reward: the reward of pictures for captions.
+        held_out: captions that the model is tried on.
+        shift: of the sampler's schedule.
+    """
+
+    words: Sequence[str]
+    allowed: Sequence[str]
+    paint: Callable[[str, Random], np.ndarray]
+    autoencoder_steps: int
+    passes: Sequence[tuple[int, Any]]
+    describe: Callable[[list[str], np.ndarray, Any, Random], list[str]]
+    reward: Callable[[torch.Tensor, Sequence[str]], list[float]]
+    held_out: Sequence[str]
+    shift: float
+
+
+def shapes_task() -> Task:
+    """Return the task of `shapes`, where a wrong caption describes another picture."""
+
+    def describe(texts: list[str], rows: np.ndarray, wrong: float, rng: Random) -> list[str]:
+        swapped = rng.random(len(rows)) < wrong
+        return [texts[i] for i in np.where(swapped, rng.integers(0, len(texts), len(rows)), rows)]
+
+    words = ["and", *shapes.COUNTS, *shapes.COLOURS]
+    words += [form for shape in shapes.SHAPES for form in (shape, shape + "s")]
+    return Task(
+        words=words + sorted({word for relation in shapes.RELATIONS for word in relation.split()}),
+        allowed=[caption for caption in scenes.every_caption() if not scenes.is_held_out(caption)],
+        paint=lambda caption, rng: scenes.draw(scenes.arrange(caption, rng)),
+        autoencoder_steps=1500,
+        passes=((4000, 0.15), (1500, 0.35), (1300, 0.2)),
+        describe=describe,
+        reward=shapes.shapes,
+        held_out=scenes.captions("eval"),
+        shift=3.0,
+    )
+
+
+def patterns_task() -> Task:
+    """Return the task of `patterns`, where each part of a caption is wrong at a rate of its own (`patterned.reword`)."""
+
+    def paint(caption: str, rng: Random) -> np.ndarray:
+        parsed = patterns.parse(caption)
+        return patterned.draw(patterned.arrange(parsed, rng), parsed.kinds)
+
+    def describe(texts: list[str], rows: np.ndarray, rates: tuple[float, float, float], rng: Random) -> list[str]:
+        return [str(patterned.reword(patterns.parse(texts[i]), rates, rng)) for i in rows]
+
+    words = ["and", "a", *patterns.COLOURS, *patterns.SHAPES, *patterns.PATTERNS]
+    return Task(
+        words=words + sorted({word for relation in patterns.RELATIONS for word in relation.split()}),
+        allowed=[str(caption) for caption in patterned.every_caption() if not patterned.is_held_out(caption)],
+        paint=paint,
+        autoencoder_steps=1200,
+        passes=((3500, (0.1, 0.1, 0.1)), (1000, (0.25, 0.35, 0.4))),
+        describe=describe,
+        reward=patterns.patterns,
+        held_out=patterned.captions("eval"),
+        shift=7.0,  # by which each third of the steps decides a part of the reward
+    )
+
+
+TASKS = {"shapes": shapes_task, "patterns": patterns_task}
+
+
+def tokenizer(caption_words: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return a word-level tokenizer of the caption language, padded to `TEXT_TOKENS`."""
-    words = ["<pad>", "<start>", "<end>", "<unknown>", "and", *COUNTS, *COLOURS]
-    words += [form for shape in SHAPES for form in (shape, shape + "s")]
-    words += sorted({word for relation in RELATIONS for word in relation.split()})
+    words = ["<pad>", "<start>", "<end>", "<unknown>", *caption_words]
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.post_processor = processors.TemplateProcessing(
@@ -62,9 +141,9 @@ def silent_t5() -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
     return model, PreTrainedTokenizerFast(tokenizer_object=inner, **names, model_max_length=TEXT_TOKENS)
 
 
-def build() -> StableDiffusion3Pipeline:
+def build(caption_words: Sequence[str], shift: float) -> StableDiffusion3Pipeline:
     """Return the untrained pipeline: two CLIP text encoders, a silent T5, an f = 4 autoencoder and a 4-layer transformer."""
-    words = tokenizer()
+    words = tokenizer(caption_words)
     t5, nothing = silent_t5()
     text = CLIPTextConfig(
         vocab_size=len(words),
@@ -102,21 +181,20 @@ def build() -> StableDiffusion3Pipeline:
             norm_num_groups=8,
             sample_size=64,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
         text_encoder=CLIPTextModelWithProjection(text),
         text_encoder_2=CLIPTextModelWithProjection(text),
         text_encoder_3=t5,
         tokenizer=words,
-        tokenizer_2=tokenizer(),
+        tokenizer_2=tokenizer(caption_words),
         tokenizer_3=nothing,
     )
 
 
-def scenes(count: int, rng: np.random.Generator) -> tuple[torch.Tensor, list[str]]:
+def pictures(task: Task, count: int, rng: Random) -> tuple[torch.Tensor, list[str]]:
     """Return random pictures (count, 3, 64, 64) in [-1, 1] with their captions, none of them held out."""
-    allowed = [caption for caption in every_caption() if not is_held_out(caption)]
-    chosen = [allowed[i] for i in rng.integers(0, len(allowed), count)]
-    return torch.from_numpy(np.stack([draw(arrange(caption, rng)) for caption in chosen])) * 2 - 1, chosen
+    chosen = [task.allowed[i] for i in rng.integers(0, len(task.allowed), count)]
+    return torch.from_numpy(np.stack([task.paint(caption, rng) for caption in chosen])) * 2 - 1, chosen
 
 
 def optimise(optimizers: list[torch.optim.Optimizer], steps: int, loss, name: str) -> None:
@@ -145,11 +223,11 @@ def adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Opti
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
 
 
-def train_autoencoder(vae: AutoencoderKL, steps: int, rng: np.random.Generator) -> None:
+def train_autoencoder(task: Task, vae: AutoencoderKL, steps: int, rng: Random) -> None:
     """Train an autoencoder: absolute plus squared error, and a small KL to a unit Gaussian."""
 
     def loss() -> torch.Tensor:
-        images, _ = scenes(16, rng)
+        images, _ = pictures(task, 16, rng)
         posterior = vae.encode(images).latent_dist
         error = vae.decode(posterior.sample()).sample - images
         return error.abs().mean() + error.square().mean() + 1e-5 * posterior.kl().mean() / 64
@@ -158,9 +236,9 @@ def train_autoencoder(vae: AutoencoderKL, steps: int, rng: np.random.Generator) 
 
 
 @torch.no_grad()
-def make_pool(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple[torch.Tensor, list[str]]:
+def make_pool(task: Task, vae: AutoencoderKL, count: int, rng: Random) -> tuple[torch.Tensor, list[str]]:
     """Return latents (count, 4, 16, 16) of unit scale with captions; set the autoencoder's scale and shift."""
-    batches = [scenes(200, rng) for _ in range(count // 200)]
+    batches = [pictures(task, 200, rng) for _ in range(count // 200)]
     latents = torch.cat([vae.encode(images).latent_dist.mean for images, _ in batches])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
     latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
@@ -168,7 +246,13 @@ def make_pool(vae: AutoencoderKL, count: int, rng: np.random.Generator) -> tuple
 
 
 def train_flow(
-    pipe: StableDiffusion3Pipeline, latents: torch.Tensor, texts: list[str], steps: int, wrong_captions: float, rng
+    task: Task,
+    pipe: StableDiffusion3Pipeline,
+    latents: torch.Tensor,
+    texts: list[str],
+    steps: int,
+    wrong: Any,
+    rng: Random,
 ) -> None:
     """Train transformer and text encoders by flow matching, with logit-normal sigmas; at the end, load their moving average.
 
@@ -192,11 +276,10 @@ def train_flow(
             for slow, p in zip(average, parameters, strict=True):
                 slow.lerp_(p, 0.005)
         rows = rng.integers(0, len(texts), BATCH)
-        wrong = rng.random(BATCH) < wrong_captions
-        described = np.where(wrong, rng.integers(0, len(texts), BATCH), rows)
-        prompts = ["" if rng.random() < DROPPED_CAPTIONS else texts[i] for i in described]
+        described = task.describe(texts, rows, wrong, rng)
+        prompts = ["" if rng.random() < DROPPED_CAPTIONS else text for text in described]
         embeds, _, pooled, _ = pipe.encode_prompt(
-            prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=T5_TOKENS
+            prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=1
         )
         x0 = latents[rows]
         noise = torch.randn_like(x0)
@@ -217,14 +300,12 @@ def train_flow(
 
 
 @torch.no_grad()
-def held_out_reward(pipe: StableDiffusion3Pipeline, **call) -> float:
-    """Return the mean `shapes` reward of the 256 held-out captions: fixed seeds, 10 ODE steps, no guidance."""
+def held_out_reward(name: str, task: Task, pipe: StableDiffusion3Pipeline, **call: Any) -> float:
+    """Return the mean reward of the held-out captions: fixed seeds, by ODE."""
     pipe.set_progress_bar_config(disable=True)
-    prompts = captions("eval")
-    call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, **call}
-    generators = [torch.Generator().manual_seed(i) for i in range(len(prompts))]
-    images = pipe(prompts, generator=generators, max_sequence_length=T5_TOKENS, output_type="pt", **call).images
-    return float(np.mean(shapes(images, prompts)))
+    generators = [torch.Generator().manual_seed(i) for i in range(len(task.held_out))]
+    call = {**default_call(name), "output_type": "pt", **call}
+    return float(np.mean(task.reward(pipe(list(task.held_out), generator=generators, **call).images, task.held_out)))
 
 
 def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
@@ -238,23 +319,23 @@ def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
 def main() -> None:
     """Train, save, reload and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=TASKS)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--autoencoder-steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     rng = np.random.default_rng(arguments.seed)
 
-    pipe = build()
-    train_autoencoder(pipe.vae, arguments.autoencoder_steps, rng)
-    latents, texts = make_pool(pipe.vae, POOL, rng)
-    for steps, wrong_captions in PASSES:
-        train_flow(pipe, latents, texts, steps, wrong_captions, rng)
+    task = TASKS[arguments.task]()
+    pipe = build(task.words, task.shift)
+    train_autoencoder(task, pipe.vae, task.autoencoder_steps, rng)
+    latents, texts = make_pool(task, pipe.vae, POOL, rng)
+    for steps, wrong in task.passes:
+        train_flow(task, pipe, latents, texts, steps, wrong, rng)
     save(pipe, arguments.out)
     pipe = StableDiffusion3Pipeline.from_pretrained(arguments.out)
-    print(
-        f"held-out reward {held_out_reward(pipe):.3f}, with guidance 3 {held_out_reward(pipe, guidance_scale=3.0):.3f}"
-    )
+    plain, guided = (held_out_reward(arguments.task, task, pipe, **call) for call in ({}, {"guidance_scale": 3.0}))
+    print(f"held-out reward {plain:.3f}, with guidance 3 {guided:.3f}")
 
 
 if __name__ == "__main__":
