@@ -4,7 +4,8 @@
     python research/oracle_tables.py presets tempflow --reward linear
     python research/oracle_tables.py TABLE --help
 
-TABLE is presets (all presets), texts (text presets in more detail), effects, mixture or variance.
+TABLE is presets (all presets), texts (text presets in more detail), effects, mixture, late (rewards that late steps
+decide) or variance.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ TABLES = {  # modules of tests/
     "effects": "oracle_effects",
     "mixture": "oracle_mixture",
     "texts": "oracle_texts",
+    "late": "oracle_late",
     "variance": "tree_variance",
 }
 

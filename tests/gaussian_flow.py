@@ -27,7 +27,8 @@ def schedule(steps: int = 10, shift: float = 3.0) -> list[float]:
 class Step:
     """x' = carry x + push v + noise xi, from sigma to the next.
 
-    `theta` and `phi` are added to the velocity's shift and slope; `heat` scales the drawn noise.
+    `theta` and `phi` are added to the velocity's shift and slope; `heat` scales the drawn noise; `mean` and `std` are the
+    data's.
     """
 
     sigma: float
@@ -38,16 +39,18 @@ class Step:
     theta: float = 0.0
     phi: float = 0.0
     heat: float = 1.0
+    mean: float = MEAN
+    std: float = STD
 
     @cached_property
     def slope(self) -> float:
         """How x' moves with x, the velocity included."""
-        return self.carry + self.push * (velocity(self.sigma)[0] + self.phi)
+        return self.carry + self.push * (velocity(self.sigma, self.mean, self.std)[0] + self.phi)
 
     @cached_property
     def shift(self) -> float:
         """What x' is at x = 0 without noise."""
-        return self.push * (velocity(self.sigma)[1] + self.theta)
+        return self.push * (velocity(self.sigma, self.mean, self.std)[1] + self.theta)
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,11 @@ class Gradient:
     phi: float
 
 
-def velocity(sigma: float) -> tuple[float, float]:
-    """Slope k and shift b of the exact velocity."""
-    variance = (1 - sigma) ** 2 * STD**2 + sigma**2
-    slope = (sigma - (1 - sigma) * STD**2) / variance
-    return slope, -MEAN * (1 + slope * (1 - sigma))
+def velocity(sigma: float, mean: float = MEAN, std: float = STD) -> tuple[float, float]:
+    """Slope k and shift b of the exact velocity of N(mean, std^2)."""
+    variance = (1 - sigma) ** 2 * std**2 + sigma**2
+    slope = (sigma - (1 - sigma) * std**2) / variance
+    return slope, -mean * (1 + slope * (1 - sigma))
 
 
 def step(kernel: str, level: float, sigma: float, after: float, cap: float) -> Step:

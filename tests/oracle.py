@@ -98,11 +98,12 @@ def trainer(
     reward: str,
     *,
     groups: int = GROUPS,
+    size: int = 1,
     model: torch.nn.Module | None = None,
     earned: Callable[[torch.Tensor], torch.Tensor] | None = None,
     **overrides: Any,
 ) -> Iterator[Opened]:
-    """A run of a preset, on the Gaussian flow and its rewards unless others are given."""
+    """A run of a preset, on the Gaussian flow and its rewards unless a model of samples (B, `size`) is given."""
     earned = earned or REWARDS[reward]
     with tempfile.TemporaryDirectory() as folder:
         written = {
@@ -121,10 +122,10 @@ def trainer(
             place[last] = value
         chosen = config.validate(written)
         chosen.run.folder.mkdir()
-        policy = FieldPolicy(model or Shifted(), (1,), SIGMAS)
+        policy = FieldPolicy(model or Shifted(), (size,), SIGMAS)
         algorithm = chosen.algorithm
         weights = Weights(policy.modules, None, reference=algorithm.reference, old=algorithm.old, bank=algorithm.bank)
-        called = Reward(reward, lambda samples, prompts: earned(samples[:, 0]))
+        called = Reward(reward, lambda samples, prompts: earned(samples.squeeze(1)))
         yield Opened(flow_loop(chosen, policy, weights, train_prompts=[Prompt("")], rewards=[called]))
 
 

@@ -100,11 +100,11 @@ def check_policy(config: Any, policy: Any) -> None:
 def check_run(config: Any) -> None:
     """Raise InputError if a setting of the run or of training does not go with likelihood elbo."""
     run, train, algorithm = config.run, config.train, config.algorithm
-    tree = algorithm.tree
-    if tree.name in SPLITTING and tree.splits and min(tree.splits) and tree.roots(train.group_size) == 1:
+    tree, (first, _) = algorithm.tree, algorithm.likelihood.steps or (0, None)
+    if tree.name in SPLITTING and tree.splits and min(tree.splits) > first and tree.roots(train.group_size) == 1:
         raise InputError(
             f"algorithm.tree.splits: a group is one tree, and above step {min(tree.splits)} nothing is compared with it; "
-            f"split at step 0, or take train.group_size={2 * train.group_size}"
+            f"split at step {first}, or take train.group_size={2 * train.group_size}"
         )
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")

@@ -38,8 +38,8 @@ class Nested(Credit):
     siblings: float = Field(0.25, ge=0)
     """Weight of the comparison with the edges that leave the same state."""
     starts: bool = False
-    """For likelihood elbo: also compare the trees of a group with each other, and give credit to no other edges than those
-    that leave a start or a split."""
+    """For likelihood elbo: also compare the trees of a group with each other, as siblings, and give credit to no other edges
+    than those that leave a start or a split."""
 
     @model_validator(mode="after")
     def _some(self) -> Nested:
@@ -52,13 +52,15 @@ class Nested(Credit):
         lines = [tree.ancestry(tree.leaves[index]) for index in trunk_ends(tree)]
         on_path = {edge for line in lines for edge in line}
         edges = [i for i in stochastic_edges(tree) if i in on_path]
+        firsts = {line[-1] for line in lines} if self.starts else set()  # edges that leave a start
         if self.starts:
-            edges = sorted({line[-1] for line in lines} | _leaving_splits(tree, on_path))
+            edges = sorted(firsts | _leaving_splits(tree, on_path))
         nodes = [tree.nodes[i] for i in edges]
         starts = [node.root.index for node in nodes]
         members, weight = [], []
-        for families, node, start in zip(_families(tree, edges, self.between), nodes, starts, strict=True):
-            members.append([[-1, -1], *([start, family] for family in families), [start, node.parent]])
+        for edge, families, node, start in zip(edges, _families(tree, edges, self.between), nodes, starts, strict=True):
+            siblings = [-1, -1] if edge in firsts else [start, node.parent]
+            members.append([[-1, -1], *([start, family] for family in families), siblings])
             weight.append([self.group, *(self.between * (family >= 0) for family in families), self.siblings])
         kin, alike = _kin(tree, edges)
         sets = NestedSets(

@@ -160,5 +160,7 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, changes, said):
 def test_what_a_run_cannot_do_with_trees_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"algorithm\.tree\.splits: a group is one tree, and above step 2"):
         run_of(tmp_path, train__group_size=2)
+    late = {"preset": "awm_split", "likelihood": {**DRAWS, "steps": [2, -1]}}  # no draw lies above the split
+    assert settings(tmp_path, algorithm=late, train__group_size=2).algorithm.likelihood.steps == [2, -1]
     with pytest.raises(InputError, match=r"algorithm\.tree: stored samples are ends of chains, branch_window splits"):
         run_of(tmp_path, data__groups=str(tmp_path))
