@@ -119,6 +119,15 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": _STRATA,
         "objective": {"name": "gradient", "ratio": False},
     },
+    # Ours: trees of four samples that split once, trained below the split alone, where siblings differ. A group of four is
+    # one tree. For rewards that late steps decide; `flowgrpo doctor` names the step to split at.
+    # 1. as 1. of awm_split.
+    "awm_late": {
+        **_SPLIT,
+        "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2], "factor": 4},
+        "likelihood": {**_STRATA, "steps": [2, -2]},
+        "objective": {"name": "gradient", "ratio": False},
+    },
     # RAM (Reinforce Adjoint Matching): arXiv 2605.10759, known to us from summaries, and the port in the study's code.
     # 1. Sampler, noise levels and decay are the port's. In the paper the current policy samples, and the target is
     #    v_ref + R ((noise - x0) - v) with the current policy's v. The port and this row use the old policy's v.
@@ -207,7 +216,8 @@ PRESETS: dict[str, PresetRow] = {
 
 # Guidance is as in the sources: off in rollouts and updates, or on in rollouts alone. For SePPO and GDRO it is unknown,
 # and "on in rollouts" is our choice. ram, awm_fast and elbo_grpo follow the code that they come from.
-_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", "awm_fast", "awm_split", "awm_tree", "ram", "crd")
+_OURS = ("awm_fast", "awm_split", "awm_tree", "awm_late")
+_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", *_OURS, "ram", "crd")
 DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS

@@ -17,7 +17,7 @@ from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.rollouts import noise_calibration
 from samplers.pruning import prune
 
-FEW_DRAWS = {"likelihood": {"draws": 3}}  # of a schedule of six steps
+FEW_DRAWS = {"likelihood": {"draws": 2}}  # of a schedule of six steps
 SMALLER = {"dense_grpo": {"kernel": {"calibrate": {"rounds": 1}}}, **dict.fromkeys(MANY_DRAWS, FEW_DRAWS)}
 RULES = ("parent_top1", "extremes", "depth")
 METHODS = {
@@ -57,7 +57,7 @@ def judge(dies_at=math.inf):
 
 
 def trainer(folder, algorithm, reward=None, every=1, **train):
-    """A run of two groups of 12 in six steps, whose updates replay; every tree has a size that divides 12 and 6."""
+    """A run of two groups of 12 in six steps, whose updates replay; every tree has a size that divides 12, and 6 or 4."""
     numbers = {"iterations": 2, "groups": 2, "group_size": 12, "micro_batch": 16, "learning_rate": 0.01, "draft": None}
     numbers["replay"] = "always"  # the graphs of a rollout would meet its log-probabilities whatever a replay made
     options = {f"train__{key}": value for key, value in {**numbers, **train}.items()}
@@ -71,7 +71,7 @@ def finished(tmp_path_factory):
 
     @cache
     def run(method, micro_batch):
-        sizes = {"group_size": 6, "micro_batch": micro_batch}
+        sizes = {"group_size": 4 if method == "awm_late" else 6, "micro_batch": micro_batch}
         done = trainer(tmp_path_factory.mktemp(method), METHODS[method], every=9, **sizes)
         done.run()
         return done

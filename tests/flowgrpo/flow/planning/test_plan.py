@@ -77,6 +77,7 @@ LEDGER = [
     *((name, {}, 24, 10, (240, 3 * 24 * 6, 24, 24 * 6)) for name in ("sol_rl", "awm")),
     ("awm_fast", {}, 24, 10, (240, 24 * 6, 24, 24 * 6)),
     ("awm_split", {}, 24, 10, (12 * (3 + 2 * 7), 24 * 6, 24, 24 * 6)),
+    ("awm_late", {}, 24, 10, (6 * (3 + 4 * 7), 24 * 6, 24, 24 * 6)),
     ("awm_tree", {}, 16, 20, (203, 16 * 6, 16, 16 * 6)),
     ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
@@ -124,7 +125,7 @@ def assert_foreseen(settings, steps):
 
 @pytest.mark.parametrize("preset", cases(PRESETS, {*PRESETS} - ALIKE))
 def test_a_run_of_every_preset_counts_what_was_predicted(tmp_path, preset):
-    few = {"likelihood": {"draws": 3}} if preset in MANY_DRAWS else {}
+    few = {"likelihood": {"draws": 2}} if preset in MANY_DRAWS else {}
     few |= {"kernel": {"calibrate": {"rounds": 1}}} if preset == "dense_grpo" else {}
     assert_foreseen(chosen({"preset": preset, **few}, tmp_path, groups=2, updates=2, group_size=12), 6)
 
