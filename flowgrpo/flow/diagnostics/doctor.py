@@ -22,7 +22,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.diagnostics import spectrum
+from flowgrpo.flow.diagnostics import spectrum, tree_advice
 from flowgrpo.flow.diagnostics.certificate import replay, roll_out
 from flowgrpo.flow.methods.kernel_options import FlowSDE
 from flowgrpo.flow.model import initial_lora, memory_estimate
@@ -43,6 +43,7 @@ from rewards import Reward
 from rewards.compute import default_device
 from samplers import noise
 from samplers.batches import batched
+from samplers.kernels import Kernel
 
 SPREAD_SIZE = 4
 HALF_PRECISION_DRIFT = 1e-4
@@ -148,19 +149,37 @@ def _checks(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
-    kernels = settings.algorithm.kernel.kernels(len(policy.sigmas) - 1)
-    yield spectrum.check(
+    found = spectrum.measure(
         policy,
         rewards,
         [Row(p.text, 0, p.columns) for p in measured],
         baseline=settings.algorithm.baseline,
-        kernels=kernels,
+        kernels=_noisy_kernels(policy, settings),
         size=settings.train.rollout_rows,
         evaluations=evaluations,
     )
-    yield _time(policy, weights, rows, settings=settings, cost=cost)
+    yield found.check
+    per_row = _seconds_per_row(policy, weights, rows, settings=settings, branches=cost["geometry"]["guidance_branches"])
+    yield _time(per_row, cost)
+    if found.shares and settings.data.groups is None:
+        yield tree_advice.check(
+            found.shares,
+            len(policy.sigmas) - 1,
+            tree_advice.Seconds(
+                step=per_row["rollout"] * cost["geometry"]["guidance_branches"],
+                draw=per_row["update"],
+                score=per_row["decode"] + found.reward_seconds,
+            ),
+        )
     yield memory_left(default_device(), REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)
+
+
+def _noisy_kernels(policy: DiffusersPolicy, settings: Config) -> Sequence[Kernel]:
+    """Return the kernel of each step; flow_sde in place of ode, which has no noise and no log-probabilities."""
+    kernel = settings.algorithm.kernel
+    noisy = FlowSDE() if kernel.name == "ode" else kernel
+    return noisy.kernels(len(policy.sigmas) - 1)
 
 
 def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt]:
@@ -244,9 +263,7 @@ def _drift_and_gradients(
     policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], settings: Config
 ) -> list[Check]:
     """Check that a replay reproduces log-probabilities, and that its gradients are finite and nonzero."""
-    kernel = settings.algorithm.kernel
-    noisy = FlowSDE() if kernel.name == "ode" else kernel  # steps of ode have no log-probabilities
-    tree = roll_out(policy, rows, noisy.kernels(len(policy.sigmas) - 1), len(rows))
+    tree = roll_out(policy, rows, _noisy_kernels(policy, settings), len(rows))
     largest = replay(policy, tree)
     bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
@@ -283,10 +300,10 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     return spread(rewards, values, warned)
 
 
-def _time(
-    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, cost: dict[str, Any]
-) -> Check:
-    """Estimate the seconds of an iteration from one model call, one model call with gradient, and one decoding."""
+def _seconds_per_row(
+    policy: DiffusersPolicy, weights: Weights, rows: Sequence[Row], *, settings: Config, branches: int
+) -> dict[str, float]:
+    """Measure the seconds of one evaluation of a row in a `rollout` and in an `update`, and of its `decode`."""
     size, trained = (min(most, 8) for most in (settings.train.rollout_rows, settings.train.update_rows))
     batch = [replace(rows[0], seed=i) for i in range(max(size, trained))]
     rollout_batch, update_batch = batch[:size], batch[:trained]
@@ -304,8 +321,11 @@ def _time(
         update = seconds_of(learn)
     for p in weights.parameters:
         p.grad = None
-    branches = cost["geometry"]["guidance_branches"]
-    per_row = {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
+    return {"rollout": forward / size / branches, "update": update / trained / branches, "decode": decoding / size}
+
+
+def _time(per_row: dict[str, float], cost: dict[str, Any]) -> Check:
+    """Estimate the seconds of an iteration."""
     with_gradient = cost["with_gradient"]
     total = (
         (sum(cost["model_evaluations"].values()) - with_gradient) * per_row["rollout"]

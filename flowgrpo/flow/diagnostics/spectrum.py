@@ -8,6 +8,7 @@ of samples contributes to the estimate at its last common state. Shares sum to 1
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +106,26 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], fl
     return shares, float(total[0, 0] / total[0, 1])
 
 
-def check(
+def by_thirds(shares: Sequence[VarianceShare], steps: int) -> list[tuple[float, float]]:
+    """Return share and error of the start and of each third of the steps; a part belongs where its first step lies.
+
+    The errors of parts are added as if independent, which is cautious: a share that is too large makes another too small.
+    """
+    places = [0 if each.steps is None else 1 + 3 * each.steps[0] // steps for each in shares]
+    own = [[each for each, place in zip(shares, places, strict=True) if place == i] for i in range(4)]
+    return [(sum(each.share for each in part), math.hypot(*(each.error for each in part))) for part in own]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The check `spectrum`, with the shares (empty without variance) and the seconds of the rewards of one sample."""
+
+    check: Check
+    shares: Sequence[VarianceShare] = ()
+    reward_seconds: float = 0.0
+
+
+def measure(
     policy: Policy,
     rewards: Sequence[Reward],
     rows: Sequence[Row],
@@ -114,10 +134,8 @@ def check(
     kernels: Sequence[Kernel],
     size: int,
     evaluations: int | None = None,
-) -> Check:
-    """Report the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
-    if not any(kernel.stochastic for kernel in kernels):
-        return Check("spectrum", True, f"{kernels[0].name} adds no noise: the start makes all of the variance")
+) -> Measured:
+    """Measure the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
     splits, starts = geometry(len(kernels), len(rows), evaluations or EVALUATIONS)
     roots = [
         Root(group, start, Row(row.prompt, 1000 * (1 + group) + start, row.columns))
@@ -131,11 +149,13 @@ def check(
     shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
-        return Check("spectrum", True, f"the reward has no variance to share out ({cost})")
-    largest = max(shares, key=lambda share: share.share)
-    summary = f"variance {variance:.2g}, the most of {largest.of}: {largest.share:.0%} ± {largest.error:.0%} ({cost})"
+        return Measured(check=Check("spectrum", True, f"the reward has no variance to share out ({cost})"))
+    start, *thirds = (f"{share:.0%} ± {error:.0%}" for share, error in by_thirds(shares, len(kernels)))
+    parts = f"start {start}, thirds of the steps {', '.join(thirds)}"
+    summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
-    return Check("spectrum", True, summary, table=table)
+    seconds = scores.seconds / len(tree.leaves)
+    return Measured(check=Check("spectrum", True, summary, table=table), shares=shares, reward_seconds=seconds)
 
 
 Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs

@@ -15,7 +15,7 @@ from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.pipeline.loading import load as loading
 
 NAMES = ["runs", "conditioning", "times", "drift", "gradients"]
-NAMES += ["group_spread", "spectrum", "time", "memory", "lora_reload"]
+NAMES += ["group_spread", "spectrum", "time", "tree", "memory", "lora_reload"]
 
 
 @pytest.fixture(autouse=True)

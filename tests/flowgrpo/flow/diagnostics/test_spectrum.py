@@ -8,12 +8,21 @@ import torch
 from gaussian_flow import REWARDS, moments, schedule, step, velocity
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.diagnostics.spectrum import EVALUATIONS, FEWEST, check, geometry, plan_nested, spectrum
+from flowgrpo.flow.diagnostics.spectrum import (
+    EVALUATIONS,
+    FEWEST,
+    VarianceShare,
+    by_thirds,
+    geometry,
+    measure,
+    plan_nested,
+    spectrum,
+)
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
 from flowgrpo.training.advantages.baseline import GroupMean
 from rewards import Reward
-from samplers.kernels import ODE, Kernel
+from samplers.kernels import Kernel
 from samplers.trees import Move, Root, grow
 
 SIGMAS = schedule(6)
@@ -107,16 +116,28 @@ def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts):
     assert rows <= EVALUATIONS or (len(splits) == 1 and starts == FEWEST)
 
 
+def test_thirds_are_sums_of_parts():
+    shares = [VarianceShare(steps=None, share=0.1, error=0.3)]
+    shares += [VarianceShare(steps=(i, i + 2), share=0.1 * (i + 1), error=0.03) for i in range(0, 6, 2)]
+    shares += [VarianceShare(steps=(6, 8), share=0.0, error=0.04)]
+    found = [(pytest.approx(0.1), 0.3), (pytest.approx(0.4), pytest.approx(0.03 * 2**0.5))]
+    found += [(pytest.approx(0.5), 0.03), (0.0, 0.04)]
+    assert by_thirds(shares, 9) == found
+
+
 def test_a_check_tells_a_table_and_what_it_took():
     policy = FieldPolicy(Exact(), (1,), SIGMAS)
     linear = Reward("linear", lambda samples, prompts: samples[:, 0])
     policy.start([Row("", 0, {})])
-    told = check(policy, [linear], [Row("a", 0, {}), Row("b", 0, {})], baseline=GroupMean(), kernels=[SDE] * 6, size=64)
+    rows = [Row("a", 0, {}), Row("b", 0, {})]
+    found = measure(policy, [linear], rows, baseline=GroupMean(), kernels=[SDE] * 6, size=64)
+    told = found.check
     assert (told.ok, told.name) == (True, "spectrum")
     assert sum(row["share"] for row in told.table) == pytest.approx(1)
     assert [row["of"] for row in told.table] == ["start", *(f"step {i}" for i in range(5))]
     # of each of 2 prompts 14 starts, whose chains have 6 evaluations and those that part 5 + 4 + 3 + 2 + 1
     assert "588 evaluations, 168 samples" in told.value
-    still = check(policy, [linear], [Row("a", 0, {})], baseline=GroupMean(), kernels=[ODE] * 6, size=64)
-    assert still.table == ()
-    assert "ode adds no noise" in still.value
+    assert "by flow_sde 0.7: start " in told.value
+    assert "thirds of the steps " in told.value
+    assert len(found.shares) == 6
+    assert 0 < found.reward_seconds < 1
