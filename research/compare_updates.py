@@ -57,7 +57,7 @@ from rewards.memory import keep_freed_memory
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BATCH = 500  # model evaluations of a batch, about
-POINTS = ("start", "half")
+TASKS, POINTS = ("shapes", "patterns"), ("start", "half")
 HALF = 12  # iterations of the task's config
 SIZES = {"tempflow": 6, "tempflow_fast": 6, "adaptive": 6, "mc_grpo": 5}  # samples of a group; of other presets 4
 # These have no update of their own: `opd` follows a teacher; at fixed weights the others have the update of the named one.
@@ -228,12 +228,14 @@ def measure(job: Job) -> None:
         print(f"{job.task} {job.at} {job.name}: {' '.join(cells(found))}", flush=True)
 
 
-def cells(found: Measured) -> list[str]:
-    """Return the cells of a result in the table: evaluations of a batch, cosine and gains."""
+def cells(found: Measured | None) -> list[str]:
+    """Return the cells of a result in the table: the cosine, and the gains in thousandths."""
+    if found is None:
+        return ["", "", ""]
     amounts = (1000 / found.evaluations, 10 / found.seconds)
     gains = [found.expected_gain(amount) for amount in amounts] if found.gains else []
     texts = [f"{1000 * gain:.1f} ± {1000 * error:.1f}" for gain, error in gains] or ["none seen"] * 2
-    return [f"{found.evaluations:.0f}", f"{found.cosine(amounts[0]):.2f}", *texts]
+    return [f"{found.cosine(amounts[0]):.2f}", *texts]
 
 
 def half_way(job: Job) -> None:
@@ -271,15 +273,27 @@ def run(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Print a table for each task and point, the largest gain of 1,000 evaluations first. Gains are in thousandths."""
-    for folder in sorted(path for at in POINTS for path in options.folder.glob(f"*/{at}")):
-        found = {f.stem: Measured(**json.loads(f.read_text())) for f in folder.glob("*.json")}
-        print(f"\n{folder.parent.name}, {folder.name}\n")
-        header = ["method", "evaluations", "cosine", "gain of 1,000 evaluations", "gain of 10 s"]
-        print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-        gains = {name: each.expected_gain(1000 / each.evaluations)[0] for name, each in found.items() if each.gains}
-        for name in sorted(found, key=lambda name: -gains.get(name, -math.inf)):
-            print("| " + " | ".join([f"`{name}`", *cells(found[name])]) + " |")
+    """Print a table for each point, ordered by the gain of 1,000 evaluations on the first task."""
+    for at in POINTS:
+        found = {
+            (folder.parent.name, file.stem): Measured(**json.loads(file.read_text()))
+            for folder in options.folder.glob(f"*/{at}")
+            for file in folder.glob("*.json")
+        }
+        tasks = [task for task in TASKS if any(task == of for of, _ in found)]
+        heads = [f"{task}: {head}" for task in tasks for head in ("cosine", "1,000 evaluations", "10 s")]
+        if tasks:
+            print(f"\n| {' | '.join([at, *heads])} |\n|{'---|' * (1 + len(heads))}")
+
+        def rank(name: str, found: dict[tuple[str, str], Measured] = found, tasks: list[str] = tasks) -> list[float]:
+            seen = [found.get((task, name)) for task in tasks]
+            return [
+                -each.expected_gain(1000 / each.evaluations)[0] if each and each.gains else math.inf for each in seen
+            ]
+
+        for name in sorted({name for _, name in found}, key=rank):
+            rows = [cell for task in tasks for cell in cells(found.get((task, name)))]
+            print("| " + " | ".join([f"`{name}`", *rows]) + " |")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -287,11 +301,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("folder", type=Path, metavar="OUT")
-    parser.add_argument("--tasks", nargs="+", choices=["shapes", "patterns"], default=["shapes", "patterns"])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--at", nargs="+", choices=POINTS, default=["start"])
     parser.add_argument("--methods", nargs="+", help="by default all presets, without those of equal updates")
-    parser.add_argument("--batches", type=int, default=12)
-    parser.add_argument("--prompts", type=int, default=512, help="held-out prompts, each sampled twice")
+    parser.add_argument("--batches", type=int, default=10)
+    parser.add_argument("--prompts", type=int, default=384, help="held-out prompts, each sampled twice")
     parser.add_argument("--length", type=float, default=2e-4, help="of the step, root mean square over the weights")
     parser.add_argument("--at-once", type=int, default=2, help="processes; one for each core")
     options = parser.parse_args(arguments)
