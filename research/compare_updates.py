@@ -12,10 +12,11 @@ of the updates, and against it. Half the difference of the two rewards is the ga
 With m the length of the mean and s^2 the variance of one batch's update around it, summed over weights, the mean of n
 batches has the expected cosine m / sqrt(m^2 + s^2 / n) with the true mean. A step of fixed length gains, to first order,
 the gain along the true mean times this cosine. The table has the gain of a step along as many batches as 1,000 model
-evaluations pay for, or 10 seconds. Errors are standard errors: jackknife over batches, paired over prompts.
+evaluations pay for, or 10 seconds. Errors are standard errors: jackknife over batches, paired over prompts; that of the
+mean's own direction is not in them. Gradients are clipped as in a run.
 
 `half` are the weights after `HALF` iterations of the task's config; the reference is the model before them. Results are
-kept in OUT, one file for each method, and not measured again. Seconds are CPU seconds of one thread.
+kept in OUT, one file for each method, and not measured again, even if options differ. Seconds are CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -309,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=float, default=2e-4, help="of the step, root mean square over the weights")
     parser.add_argument("--at-once", type=int, default=2, help="processes; one for each core")
     options = parser.parse_args(arguments)
+    if options.batches < 3:
+        parser.error(f"--batches: {options.batches} tell no error, take 3 or more")
     {"run": run, "report": report}[options.command](options)
 
 

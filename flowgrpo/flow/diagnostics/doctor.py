@@ -161,12 +161,14 @@ def _checks(
     yield found.check
     per_row = _seconds_per_row(policy, weights, rows, settings=settings, branches=cost["geometry"]["guidance_branches"])
     yield _time(per_row, cost)
-    if found.shares and settings.data.groups is None:
+    steps = len(policy.sigmas) - 1
+    rolls_out = settings.data.groups is None and settings.run.engine is None and not policy.pins
+    if found.shares and rolls_out and steps >= tree_advice.STEPS:
         yield tree_advice.check(
             found.shares,
-            len(policy.sigmas) - 1,
+            steps,
             tree_advice.Seconds(
-                step=per_row["rollout"] * cost["geometry"]["guidance_branches"],
+                step=per_row["rollout"],  # both presets sample without guidance
                 draw=per_row["update"],
                 score=per_row["decode"] + found.reward_seconds,
             ),

@@ -109,7 +109,8 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], fl
 def by_thirds(shares: Sequence[VarianceShare], steps: int) -> list[tuple[float, float]]:
     """Return share and error of the start and of each third of the steps; a part belongs where its first step lies.
 
-    The errors of parts are added as if independent, which is cautious: a share that is too large makes another too small.
+    The errors of parts are added as if independent. This is usually cautious: a share that is too large makes another too
+    small.
     """
     places = [0 if each.steps is None else 1 + 3 * each.steps[0] // steps for each in shares]
     own = [[each for each, place in zip(shares, places, strict=True) if place == i] for i in range(4)]

@@ -2,14 +2,14 @@
 
 The model predicts the gain of a second from the variance spectrum and from what steps, draws and rewards cost. Let segment
 k of the schedule, or the start, decide the share s_k of the reward's variance. The update about k has a signal in proportion
-to s_k, and noise in proportion to the variance of the advantage. Over the segments that a method trains:
+to s_k for each draw of a noise level in k. Its noise is that of the advantage, with variance V. D draws over a part K of the
+schedule have
 
-    gain of a second ~ sqrt(sum_k s_k^2 / (variance of the advantage x seconds of a group))
+    gain of a second ~ sum_k s_k^2 sqrt(D) / (K sqrt(V x seconds of a group))    over the segments k that are trained
 
-For chains (`awm_fast`) the advantage has the whole variance of the reward. For groups that split at a step (`awm_late`) it
-has the part that later steps decide. No draw lies above the split, and the steps up to it are taken once a group. They
-train only what later steps decide, so a split is advised where that is at least `LEAST` of the variance. The model is ours;
-docs/methods.md compares it with measured gains.
+For chains (`awm_fast`) V is the whole variance of the reward. For groups that split at a step (`awm_late`) it is the part
+that later steps decide. No draw lies above the split, and the evaluations up to it are shared. One noisy step stands for
+all the noise of later steps. The model is ours; docs/methods.md compares it with measured gains.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare
 from flowgrpo.training.reports.doctor_checks import Check
 
-LEAST = 0.5  # share of the variance below an advised split
 MARGIN = 1.1  # least predicted gain of a tree over chains that is worth its advice
-LEAVES = 4  # samples of a tree of awm_late
-DRAWS = 6  # draws of a sample of awm_fast; those of awm_late are in proportion to the steps that it trains
+SIZE = 4  # samples of a group
+DRAWS = 6  # draws of a sample, in both presets
+FIRST, LAST = 1, 2  # steps at the beginning and the end of the schedule from which chains do not draw
+STEPS = FIRST + DRAWS + LAST  # shortest schedule that the presets can draw from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,40 +44,50 @@ class Advised:
     split: int | None
     gain: float
 
+    @property
+    def overrides(self) -> str:
+        """Return what to set on the command line."""
+        if self.split is None:
+            return "algorithm='{preset: awm_fast}'"
+        tree = f"preset: awm_late, tree: {{splits: [{self.split}]}}, likelihood: {{steps: [{self.split}, -2]}}"
+        return f"algorithm='{{{tree}}}' train.group_size={SIZE}"
+
 
 def advise(shares: Sequence[VarianceShare], steps: int, seconds: Seconds) -> Advised:
-    """Return the tree with the largest predicted gain of a second, of a schedule with so many steps."""
-    segments = [(0 if each.steps is None else each.steps[0], max(each.share, 0.0)) for each in shares]
-
-    def below(split: int) -> float:
-        return sum(share for begin, share in segments if begin >= split)
+    """Return the tree with the largest predicted gain of a second, of a schedule with `STEPS` steps or more."""
+    segments = [(0 if each.steps is None else each.steps[0], each) for each in shares]
 
     def gain(split: int | None) -> float:
         """Return the predicted gain of a second, in a unit that all splits and chains have in common."""
-        squares = sum(share**2 for begin, share in segments if split is None or begin >= split)
-        variance, shared, span = (1.0, 0, steps) if split is None else (below(split), split + 1, steps - split)
-        draws = max(1, round(DRAWS * span / steps))
-        own = (steps - shared) * seconds.step + draws * seconds.draw + seconds.score
-        return math.sqrt(squares / (variance * (shared * seconds.step + LEAVES * own)))
+        trained = [each for begin, each in segments if split is None or begin >= split]
+        squares = sum(max(each.share**2 - each.error**2, 0.0) for each in trained)  # an error adds its square
+        first, shared, variance = (FIRST, 0, 1.0) if split is None else (split, split + 1, _decided(trained))
+        own = (steps - shared) * seconds.step + DRAWS * seconds.draw + seconds.score
+        return squares / ((steps - LAST - first) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
 
-    splits = [begin for begin, _ in segments if begin and below(begin) >= LEAST]
+    splits = [begin for begin, each in segments if begin and steps - LAST - begin >= DRAWS and each.share > 0]
+    splits = [split for split in splits if _decided([each for begin, each in segments if begin >= split]) > 0]
     best = max(splits, key=gain, default=None)
-    if best is None or gain(best) < MARGIN * gain(None):
+    chains = gain(None)
+    if best is None or not chains or gain(best) < MARGIN * chains:
         return Advised(split=None, gain=1.0)
-    return Advised(split=best, gain=gain(best) / gain(None))
+    return Advised(split=best, gain=gain(best) / chains)
+
+
+def _decided(parts: Sequence[VarianceShare]) -> float:
+    return sum(each.share for each in parts)
 
 
 def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds) -> Check:
     """Report the advice with the lines to set; the check always passes."""
     advised = advise(shares, steps, seconds)
     if advised.split is None:
-        return Check("tree", True, "chains: no late part of the steps decides enough; algorithm.preset=awm_fast")
+        return Check("tree", True, f"chains, no split is seen to gain {MARGIN:g} times as much; {advised.overrides}")
     late = [each for each in shares if each.steps is not None and each.steps[0] >= advised.split]
-    share, error = sum(each.share for each in late), math.hypot(*(each.error for each in late))
+    share, error = _decided(late), math.hypot(*(each.error for each in late))
     split = advised.split
     summary = (
         f"split at step {split}: later steps decide {share:.0%} ± {error:.0%} of the variance, and a second is predicted to "
-        f"gain {advised.gain:.2f} times what chains gain; algorithm.preset=awm_late algorithm.tree.splits=[{split}] "
-        f"algorithm.likelihood.steps=[{split},-2]"
+        f"gain {advised.gain:.2f} times what chains gain; {advised.overrides}"
     )
     return Check("tree", True, summary)

@@ -52,14 +52,16 @@ class Nested(Credit):
         lines = [tree.ancestry(tree.leaves[index]) for index in trunk_ends(tree)]
         on_path = {edge for line in lines for edge in line}
         edges = [i for i in stochastic_edges(tree) if i in on_path]
-        firsts = {line[-1] for line in lines} if self.starts else set()  # edges that leave a start
+        roots: set[int] = set()  # edges that leave a start alone, whose siblings are the other trees
         if self.starts:
-            edges = sorted(firsts | _leaving_splits(tree, on_path))
+            splits = _leaving_splits(tree, on_path)
+            roots = {line[-1] for line in lines} - splits
+            edges = sorted(roots | splits)
         nodes = [tree.nodes[i] for i in edges]
         starts = [node.root.index for node in nodes]
         members, weight = [], []
         for edge, families, node, start in zip(edges, _families(tree, edges, self.between), nodes, starts, strict=True):
-            siblings = [-1, -1] if edge in firsts else [start, node.parent]
+            siblings = [-1, -1] if edge in roots else [start, node.parent]
             members.append([[-1, -1], *([start, family] for family in families), siblings])
             weight.append([self.group, *(self.between * (family >= 0) for family in families), self.siblings])
         kin, alike = _kin(tree, edges)

@@ -15,7 +15,7 @@ from flowgrpo.flow.diagnostics import spectrum
 from flowgrpo.flow.pipeline.loading import load as loading
 
 NAMES = ["runs", "conditioning", "times", "drift", "gradients"]
-NAMES += ["group_spread", "spectrum", "time", "tree", "memory", "lora_reload"]
+NAMES += ["group_spread", "spectrum", "time", "memory", "lora_reload"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,12 @@ def test_the_embedded_model_gets_a_clean_bill(capsys):
     checks = examined(capsys, "shapes")
     assert list(checks) == NAMES
     assert all(check["ok"] for check in checks.values())
+
+
+def test_a_schedule_that_is_long_enough_gets_advice_on_the_tree(workplace, capsys):
+    checks = examined(capsys, "tiny.yaml", "model.call.num_inference_steps=9")
+    assert list(checks) == [*NAMES[:-2], "tree", *NAMES[-2:]]
+    assert "preset: awm_" in checks["tree"]["value"]
 
 
 def test_an_edit_model_alone_is_told_what_it_lacks(tmp_path, monkeypatch, capsys):

@@ -75,6 +75,14 @@ def test_weights_are_of_the_levels_that_have_another_node():
     assert mixed[(0, 0), 2] == pytest.approx(0.75 * (1 - 17 / 3) + 0.25 * (1 - 3))
 
 
+def test_with_starts_trees_are_siblings_of_each_other_unless_the_start_splits():
+    """Two trees of a group: worth 2 and 14 above a split at step 1; split at step 0 they compare children alone."""
+    rewards = [1.0, 3.0, 10.0, 18.0]
+    for split, expected in ((1, [-12, -8, -2, 2, 8, 12]), (0, [-8, -2, 2, 8])):
+        units = Nested(starts=True, **SIBLINGS).units(tree(split_twice(splits=(split,)), 1, 2), column(rewards), ONE)
+        assert sorted(worth(units).tolist()) == pytest.approx(expected)
+
+
 def test_between_are_the_start_and_the_children_of_earlier_splits():
     """Two trees of one group: an edge of depth 2 that leaves (0,) has its own tree between the group and its sibling."""
     grown = tree(split_twice(), 1, 2)
