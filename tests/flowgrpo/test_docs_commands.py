@@ -224,9 +224,11 @@ def wrong_script(script, words):
             return said.getvalue()
     for method in getattr(parsed[0], "methods", None) or []:
         preset, *overrides = shlex.split(method.partition("=")[2].replace("KEY=VALUE ...", ""))
-        path = parsed[0].config
-        shared = runpy.run_path(str(script), run_name="read")["SETTINGS"][config.load(path).kind]
-        config.load(path, [*shared, f"algorithm.preset={preset}", *overrides])
+        of_kinds = runpy.run_path(str(script), run_name="read").get("SETTINGS", {})
+        tasks = getattr(parsed[0], "tasks", ())
+        for path in [ROOT / f"configs/{task}.yaml" for task in tasks] or [parsed[0].config]:
+            shared = of_kinds.get(config.load(path).kind, ())
+            config.load(path, [*shared, f"algorithm={{preset: {preset}}}", *overrides])
     return None
 
 
