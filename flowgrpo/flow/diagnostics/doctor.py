@@ -149,10 +149,11 @@ def _checks(
     policy.prepare(rows)
     policy.offload()
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    measured_rows = [Row(p.text, 0, p.columns) for p in measured]
     found = spectrum.measure(
         policy,
         rewards,
-        [Row(p.text, 0, p.columns) for p in measured],
+        measured_rows,
         baseline=settings.algorithm.baseline,
         kernels=_noisy_kernels(policy, settings),
         size=settings.train.rollout_rows,
@@ -164,6 +165,20 @@ def _checks(
     steps = len(policy.sigmas) - 1
     rolls_out = settings.data.groups is None and settings.run.engine is None and not policy.pins
     if found.shares and rolls_out and steps >= tree_advice.STEPS:
+        budget = (evaluations or spectrum.EVALUATIONS) // 4
+        starts = max(spectrum.FEWEST, budget // (2 * steps * len(measured_rows)))
+
+        def decided_at(split: int) -> float:
+            return spectrum.decided_at(
+                policy,
+                rewards,
+                spectrum.roots_of(measured_rows, starts),
+                baseline=settings.algorithm.baseline,
+                kernels=FlowSDE().kernels(steps),  # as awm_late has it
+                split=split,
+                size=settings.train.rollout_rows,
+            )
+
         yield tree_advice.check(
             found.shares,
             steps,
@@ -172,6 +187,7 @@ def _checks(
                 draw=per_row["update"],
                 score=per_row["decode"] + found.reward_seconds,
             ),
+            decided_at,
         )
     yield memory_left(default_device(), REMEDY, lambda room: memory_budget.fit(settings, room))
     yield _reload(policy, weights, rows[0], settings)

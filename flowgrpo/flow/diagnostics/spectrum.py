@@ -106,6 +106,15 @@ def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], fl
     return shares, float(total[0, 0] / total[0, 1])
 
 
+def roots_of(rows: Sequence[Row], starts: int) -> list[Root]:
+    """Return so many roots of each row, with seeds of their own; each row is a group."""
+    return [
+        Root(group, start, Row(row.prompt, 1000 * (1 + group) + start, row.columns))
+        for group, row in enumerate(rows)
+        for start in range(starts)
+    ]
+
+
 def by_thirds(shares: Sequence[VarianceShare], steps: int) -> list[tuple[float, float]]:
     """Return share and error of the start and of each third of the steps; a part belongs where its first step lies.
 
@@ -138,11 +147,7 @@ def measure(
 ) -> Measured:
     """Measure the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
     splits, starts = geometry(len(kernels), len(rows), evaluations or EVALUATIONS)
-    roots = [
-        Root(group, start, Row(row.prompt, 1000 * (1 + group) + start, row.columns))
-        for group, row in enumerate(rows)
-        for start in range(starts)
-    ]
+    roots = roots_of(rows, starts)
     before = policy.evaluations
     with phase("measuring steps"), warnings_heard():  # `group_spread` reports failed rewards
         plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits)
@@ -157,6 +162,38 @@ def measure(
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
     seconds = scores.seconds / len(tree.leaves)
     return Measured(check=Check("spectrum", True, summary, table=table), shares=shares, reward_seconds=seconds)
+
+
+def decided_at(
+    policy: Policy,
+    rewards: Sequence[Reward],
+    roots: Sequence[Root],
+    *,
+    baseline: Baseline,
+    kernels: Sequence[Kernel],
+    split: int,
+    size: int,
+) -> float:
+    """Return the share of the reward's variance that the noise of step `split` decides, if all other steps have none.
+
+    Each root has two samples, which part there; every group needs two roots or more. NaN rewards are left out.
+    """
+
+    def plan(role: str, step: int) -> tuple[Move, ...]:
+        return (Move(kernels[split], count=2) if step == split else Move(),)
+
+    with phase("measuring a split"), warnings_heard():
+        tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
+    totals = Combination.of(rewards, baseline).total(scores.values)
+    siblings: list[float] = []
+    strangers: list[float] = []
+    leaves = [(tree.nodes[leaf].root, value) for leaf, value in zip(tree.leaves, totals.tolist(), strict=True)]
+    for (one, a), (other, b) in combinations([each for each in leaves if each[1] == each[1]], 2):
+        if one.group == other.group:
+            (siblings if one.index == other.index else strangers).append((a - b) ** 2)
+    if not siblings or not sum(strangers):
+        return 0.0
+    return sum(siblings) / len(siblings) / (sum(strangers) / len(strangers))
 
 
 Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs

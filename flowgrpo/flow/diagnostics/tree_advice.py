@@ -8,14 +8,15 @@ schedule have
     gain of a second ~ sum_k s_k^2 sqrt(D) / (K sqrt(V x seconds of a group))    over the segments k that are trained
 
 For chains (`awm_fast`) V is the whole variance of the reward. For groups that split at a step (`awm_late`) it is the part
-that later steps decide. No draw lies above the split, and the evaluations up to it are shared. One noisy step stands for
-all the noise of later steps. The model is ours; docs/methods.md compares it with measured gains.
+that later steps decide. No draw lies above the split, and the evaluations up to it are shared. Siblings differ by the noise
+of one step alone. If that decides a part r of what all later steps decide, signal and V are r times as large, and the gain
+sqrt(r) times. The model is ours; docs/methods.md compares it with measured gains.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare
@@ -53,8 +54,13 @@ class Advised:
         return f"algorithm='{{{tree}}}' train.group_size={SIZE}"
 
 
-def advise(shares: Sequence[VarianceShare], steps: int, seconds: Seconds) -> Advised:
-    """Return the tree with the largest predicted gain of a second, of a schedule with `STEPS` steps or more."""
+def advise(
+    shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided_at: Callable[[int], float]
+) -> Advised:
+    """Return the tree with the largest predicted gain of a second, of a schedule with `STEPS` steps or more.
+
+    `decided_at` measures which share of the variance the noise of one step decides, if all other steps have none.
+    """
     segments = [(0 if each.steps is None else each.steps[0], each) for each in shares]
 
     def gain(split: int | None) -> float:
@@ -71,16 +77,18 @@ def advise(shares: Sequence[VarianceShare], steps: int, seconds: Seconds) -> Adv
     chains = gain(None)
     if best is None or not chains or gain(best) < MARGIN * chains:
         return Advised(split=None, gain=1.0)
-    return Advised(split=best, gain=gain(best) / chains)
+    later = _decided([each for begin, each in segments if begin >= best])
+    predicted = gain(best) / chains * math.sqrt(min(max(decided_at(best), 0.0) / later, 1.0))
+    return Advised(split=None, gain=1.0) if predicted < MARGIN else Advised(split=best, gain=predicted)
 
 
 def _decided(parts: Sequence[VarianceShare]) -> float:
     return sum(each.share for each in parts)
 
 
-def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds) -> Check:
-    """Report the advice with the lines to set; the check always passes."""
-    advised = advise(shares, steps, seconds)
+def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided_at: Callable[[int], float]) -> Check:
+    """Report the advice with the lines to set; the check always passes. For `decided_at` see `advise`."""
+    advised = advise(shares, steps, seconds, decided_at)
     if advised.split is None:
         return Check("tree", True, f"chains, no split is seen to gain {MARGIN:g} times as much; {advised.overrides}")
     late = [each for each in shares if each.steps is not None and each.steps[0] >= advised.split]

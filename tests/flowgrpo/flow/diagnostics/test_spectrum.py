@@ -13,9 +13,11 @@ from flowgrpo.flow.diagnostics.spectrum import (
     FEWEST,
     VarianceShare,
     by_thirds,
+    decided_at,
     geometry,
     measure,
     plan_nested,
+    roots_of,
     spectrum,
 )
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
@@ -114,6 +116,22 @@ def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts):
     assert splits[0] == 0
     assert starts >= FEWEST
     assert rows <= EVALUATIONS or (len(splits) == 1 and starts == FEWEST)
+
+
+@pytest.mark.parametrize("split", [0, 3])
+def test_the_noise_of_one_step_decides_what_it_does_in_a_gaussian_flow(split):
+    policy = FieldPolicy(Exact(), (1,), SIGMAS)
+    linear = Reward("linear", lambda samples, prompts: samples[:, 0])
+    policy.start([Row("", 0, {})])
+    roots = roots_of([Row("a", 0, {}), Row("b", 0, {})], 150)
+    options = {"baseline": GroupMean(), "kernels": [SDE] * 6, "split": split, "size": 4096}
+    found = decided_at(policy, [linear], roots, **options)
+    steps = [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)]
+    steps[split] = step("flow_sde", 0.7, *list(pairwise(SIGMAS))[split], SIGMAS[1])
+    own = steps[split].noise ** 2 * math.prod(each.slope for each in steps[split + 1 :]) ** 2
+    assert found == pytest.approx(own / moments(steps)[1], rel=0.2)
+    constant = Reward("constant", lambda samples, prompts: torch.ones(len(samples)))
+    assert decided_at(policy, [constant], roots, **options) == 0
 
 
 def test_thirds_are_sums_of_parts():
