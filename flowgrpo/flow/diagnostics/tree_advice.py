@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare
 from flowgrpo.training.reports.doctor_checks import Check
 
-MARGIN = 1.1  # least predicted gain of a tree over chains that is worth its advice
+LEAST = 0.5  # share of the variance below a split for its advice: what lies above it is never learned
+MARGIN = 1.3  # least predicted gain of a tree over chains for its advice; below it the model was seen to be wrong
 SIZE = 4  # samples of a group
 DRAWS = 6  # draws of a sample, in both presets
 FIRST, LAST = 1, 2  # steps at the beginning and the end of the schedule from which chains do not draw
@@ -72,7 +73,7 @@ def advise(
         return squares / ((steps - LAST - first) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
 
     splits = [begin for begin, each in segments if begin and steps - LAST - begin >= DRAWS and each.share > 0]
-    splits = [split for split in splits if _decided([each for begin, each in segments if begin >= split]) > 0]
+    splits = [split for split in splits if _decided([each for begin, each in segments if begin >= split]) >= LEAST]
     best = max(splits, key=gain, default=None)
     chains = gain(None)
     if best is None or not chains or gain(best) < MARGIN * chains:
