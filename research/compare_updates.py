@@ -16,7 +16,7 @@ evaluations pay for, or 10 seconds. Errors are standard errors: jackknife over b
 mean's own direction is not in them. Gradients are clipped as in a run.
 
 `half` are the weights after `HALF` iterations of the task's config; the reference is the model before them. Results are
-kept in OUT, one file for each method, and not measured again, even if options differ. Seconds are CPU seconds of one thread.
+kept in OUT, one file for each method, and not measured again. Seconds are CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
@@ -88,13 +88,15 @@ class Measured:
         evaluations: model evaluations of a batch, in the mean.
         seconds: CPU seconds of a batch, in the mean.
         gains: for each held-out prompt half the difference of its rewards after a step along the mean and after one
-            against it; empty if the batches agree on no direction.
+            against it.
+        options: what else was asked of the measurement.
     """
 
     gram: list[list[float]]
     evaluations: float
     seconds: float
     gains: list[float]
+    options: dict[str, Any]
 
     def noise(self, without: int | None = None) -> float:
         """Return the variance of one batch's update over the square of its mean; infinity if no mean is seen.
@@ -149,6 +151,21 @@ class Job:
     def model(self) -> Path:
         """The folder of the half-way weights."""
         return self.out / self.task / "half-way"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the result depends on, besides its place."""
+        asked = {"overrides": list(self.overrides), "batches": self.batches, "prompts": self.prompts}
+        return {**asked, "length": self.length}
+
+    def done(self) -> bool:
+        """Return whether the result is there; end the program if it is one of other options."""
+        if not self.file.is_file():
+            return False
+        kept = json.loads(self.file.read_text())["options"]
+        if kept != self.options:
+            sys.exit(f"{self.file} was measured with {kept}, not {self.options}: take it away, or another folder")
+        return True
 
 
 def settings_of(job: Job, folder: str) -> Config:
@@ -219,11 +236,12 @@ def measure(job: Job) -> None:
     with opened(job) as loop:
         directions, evaluations, seconds = updates(loop, job.batches)
         gram = directions @ directions.T / directions.shape[1]
-        found = Measured(gram=gram.tolist(), evaluations=evaluations, seconds=seconds, gains=[])
-        if found.noise() < math.inf:
-            mean = directions.mean(0)
-            step = -job.length * mean / mean.square().mean().sqrt()  # against the gradient of the loss
-            found = replace(found, gains=((held_out(loop, step) - held_out(loop, -step)) / 2).tolist())
+        mean = directions.mean(0)
+        step = -job.length * mean / mean.square().mean().sqrt().clamp(min=1e-30)  # against the gradient of the loss
+        gains = (held_out(loop, step) - held_out(loop, -step)) / 2
+        found = Measured(
+            gram=gram.tolist(), evaluations=evaluations, seconds=seconds, gains=gains.tolist(), options=job.options
+        )
         job.file.parent.mkdir(parents=True, exist_ok=True)
         job.file.write_text(json.dumps(asdict(found)))
         print(f"{job.task} {job.at} {job.name}: {' '.join(cells(found))}", flush=True)
@@ -234,9 +252,8 @@ def cells(found: Measured | None) -> list[str]:
     if found is None:
         return ["", "", ""]
     amounts = (1000 / found.evaluations, 10 / found.seconds)
-    gains = [found.expected_gain(amount) for amount in amounts] if found.gains else []
-    texts = [f"{1000 * gain:.1f} ± {1000 * error:.1f}" for gain, error in gains] or ["none seen"] * 2
-    return [f"{found.cosine(amounts[0]):.2f}", *texts]
+    gains = [found.expected_gain(amount) for amount in amounts]
+    return [f"{found.cosine(amounts[0]):.2f}", *(f"{1000 * gain:.1f} ± {1000 * error:.1f}" for gain, error in gains)]
 
 
 def half_way(job: Job) -> None:
@@ -267,10 +284,11 @@ def run(options: argparse.Namespace) -> None:
         for name, asked in methods.items()
         for task, at in places
     ]
+    left = [job for job in jobs if not job.done()]
     with multiprocessing.get_context("spawn").Pool(options.at_once) as pool:
-        half = {job.task: job for job in jobs if job.at == "half" and not job.model.is_dir()}
+        half = {job.task: job for job in left if job.at == "half" and not job.model.is_dir()}
         pool.map(half_way, half.values(), 1)
-        pool.map(measure, [job for job in jobs if not job.file.is_file()], 1)
+        pool.map(measure, left, 1)
 
 
 def report(options: argparse.Namespace) -> None:
@@ -288,9 +306,7 @@ def report(options: argparse.Namespace) -> None:
 
         def rank(name: str, found: dict[tuple[str, str], Measured] = found, tasks: list[str] = tasks) -> list[float]:
             seen = [found.get((task, name)) for task in tasks]
-            return [
-                -each.expected_gain(1000 / each.evaluations)[0] if each and each.gains else math.inf for each in seen
-            ]
+            return [-each.expected_gain(1000 / each.evaluations)[0] if each else math.inf for each in seen]
 
         for name in sorted({name for _, name in found}, key=rank):
             rows = [cell for task in tasks for cell in cells(found.get((task, name)))]
@@ -305,8 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--at", nargs="+", choices=POINTS, default=["start"])
     parser.add_argument("--methods", nargs="+", help="by default all presets, without those of equal updates")
-    parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--prompts", type=int, default=384, help="held-out prompts, each sampled twice")
+    parser.add_argument("--batches", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=256, help="held-out prompts, each sampled twice")
     parser.add_argument("--length", type=float, default=2e-4, help="of the step, root mean square over the weights")
     parser.add_argument("--at-once", type=int, default=2, help="processes; one for each core")
     options = parser.parse_args(arguments)

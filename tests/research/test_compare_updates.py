@@ -18,7 +18,7 @@ spec.loader.exec_module(updates)
 
 def measured(batches, gains=(0.1, 0.3)):
     gram = (batches @ batches.T).tolist()
-    return updates.Measured(gram=gram, evaluations=500.0, seconds=2.0, gains=list(gains))
+    return updates.Measured(gram=gram, evaluations=500.0, seconds=2.0, gains=list(gains), options={})
 
 
 def drawn(number, size=4000, noise=3.0):
@@ -62,10 +62,12 @@ def test_one_method_is_measured_once_and_reported(tmp_path, capfd):
         (file,) = (tmp_path / "shapes" / "half").glob("*.json")
         kept = json.loads(file.read_text())
         assert len(kept["gram"]) == 3
-        assert len(kept["gains"]) in (0, 4)
+        assert len(kept["gains"]) == 4
         written = file.stat().st_mtime_ns
         updates.main([*words, *options])
         assert file.stat().st_mtime_ns == written
+        with pytest.raises(SystemExit, match=r"'prompts': 4.*'prompts': 5"):
+            updates.main([*words, "--batches", "3", "--prompts", "5"])
     updates.main(["report", str(tmp_path)])
     printed = capfd.readouterr().out
     assert "| half | shapes: cosine |" in printed
