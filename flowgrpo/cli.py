@@ -220,7 +220,8 @@ def doctor(
     ],
     overrides: Overrides = None,
     spectrum: Annotated[
-        int | None, typer.Option(min=600, metavar="N", help="model evaluations of the check spectrum; 600 by default")
+        int | None,
+        typer.Option(min=600, metavar="N", help="model evaluations of the check spectrum; else half a minute"),
     ] = None,
     form: Format = "human",
 ) -> None:

@@ -15,6 +15,8 @@ prompts for all methods alike. Complete runs are not repeated.
 it also does so at an equal number of model evaluations: --evaluations, or the most that all runs have made. --rise adds
 the evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
 
+--settings are of all methods. --batch sets each method's groups, so that iterations cost about as many model evaluations.
+
 --rates chooses a learning rate for each method: the one with the highest reward in a run with --rates-seed, which must
 not be among --seeds, after --rates-budget if given. Those runs are kept in OUT/rates, and not repeated.
 
@@ -89,10 +91,9 @@ def evaluations(lines: Iterable[dict[str, Any]]) -> float:
     return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
 
 
-def within(lines: Lines, budget: Budget) -> int:
-    """Return the number of iterations that end within the budget."""
-    used = [budget.used(lines[: i + 1]) for i, line in enumerate(lines) if line["phase"] == "train"]
-    return sum(amount <= budget.amount for amount in used)
+def within(lines: Lines, budget: Budget) -> Lines:
+    """Return the lines within the budget."""
+    return [line for i, line in enumerate(lines) if budget.used(lines[: i + 1]) <= budget.amount]
 
 
 def at(points: list[tuple[float, float]], cost: float) -> float:
@@ -141,6 +142,13 @@ def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
     """Return the settings of a method: those that all share, its preset, its clip range, and its own overrides."""
     shared, (preset, *asked) = SETTINGS[config.load(path).kind], overrides
     return [*shared, preset, *clip_range([*shared, *overrides], path), *asked]
+
+
+def groups(overrides: Sequence[str], path: Path, batch: float) -> str:
+    """Return the setting of a method's groups with which an iteration costs about `batch` model evaluations."""
+    chosen = config.load(path, [*settings_of(overrides, path), "train.groups=1"])
+    cost = KINDS[chosen.kind].plan.plan(chosen)["model_evaluations"]
+    return f"train.groups={max(1, round(batch / (cost['rollout'] + cost['update'])))}"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -250,13 +258,14 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
     also = [f"after {work / 1000:.0f}k evaluations"] if timed else []
     also += [] if rise is None else [f"evaluations to +{rise:g}"]
     after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:.0f}k evaluations"
-    header = ["method", "learning rate", "seeds", "before", after, "gain", *also, "iterations"]
+    header = ["method", "learning rate", "seeds", "before", after, "gain", *also, "iterations", "seconds"]
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     final = {name: [at(points, budget.amount) for points in own] for name, own in spent.items()}
     for name in sorted(final, key=lambda name: -statistics.mean(final[name])):
         before = statistics.mean(points[0][1] for points in spent[name])
         gain = spread([value - points[0][1] for value, points in zip(final[name], spent[name], strict=True)])
-        iterations = statistics.mean(within(lines, budget) for lines in runs[name])
+        paid = [within(lines, budget) for lines in runs[name]]
+        iterations = statistics.mean(sum(line["phase"] == "train" for line in lines) for lines in paid)
         enough = all(points[-1][0] >= work for points in by_work[name])
         worked = [spread([at(points, work) for points in by_work[name]]) if enough else "made fewer"] if timed else []
         if rise is not None:
@@ -272,6 +281,7 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
             gain,
             *worked,
             f"{iterations:.0f}",
+            f"{statistics.mean(map(trained_seconds, paid)):.0f}",
         ]
         print("| " + " | ".join(map(str, cells)) + " |")
 
@@ -311,13 +321,17 @@ def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path)
     figure.savefig(picture)
 
 
-def parsed(methods: list[str]) -> dict[str, list[str]]:
-    """Return the name and the overrides of each method."""
+def parsed(methods: list[str], settings: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the name and the overrides of each method; `settings` are of all."""
     found = {}
     for method in methods:
         name, _, rest = method.partition("=")
         preset, *overrides = shlex.split(rest) if rest else [name]
-        found[name] = [f"algorithm={{preset: {preset}}}", *overrides]  # replaces the whole section of the config
+        found[name] = [
+            f"algorithm={{preset: {preset}}}",
+            *settings,
+            *overrides,
+        ]  # replaces the whole section of the config
     return found
 
 
@@ -328,6 +342,8 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="OUT")
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--methods", nargs="+", help="by default all presets")
+    parser.add_argument("--settings", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--batch", type=float, metavar="EVALUATIONS", help="of an iteration; sets train.groups")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--work", type=float, metavar="EVALUATIONS", help="the budget, in place of seconds")
@@ -349,7 +365,9 @@ def main() -> None:
             draw(options.folders, budget, options.evaluations, options.picture)
         return
     (out,) = options.folders
-    methods = parsed(options.methods or list(ALL[config.load(options.config).kind]))
+    methods = parsed(options.methods or list(ALL[config.load(options.config).kind]), options.settings)
+    if options.batch:
+        methods = {name: [*own, groups(own, options.config, options.batch)] for name, own in methods.items()}
 
     def reward(job: Future[float], may_fail: bool) -> float:
         try:

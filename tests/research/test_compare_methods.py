@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
+from flowgrpo.flow.planning.plan import plan
 
 spec = importlib.util.spec_from_file_location(
     "compare_methods", Path(__file__).parents[2] / "research" / "compare_methods.py"
@@ -105,7 +106,7 @@ def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("| method | learning rate | seeds | before | after 80 s | gain | after 200k evaluations |")
     # calm at 80 s: 0.4 + 0.2 * 30 / 50 and 0.5 + 0.4 * 30 / 50, whose standard error is half their difference
-    assert [row.rsplit("|", 2)[0] for row in rows] == [
+    assert [row.rsplit("|", 3)[0] for row in rows] == [
         "| `calm` | 0.0001, 3e-05 | 2 | 0.250 | 0.630 ± 0.110 | 0.380 ± 0.060 | 0.750 ± 0.150 ",
         "| `two-part` | 0.0001 | 1 | 0.100 | 0.256 ± nan | 0.156 ± nan | 0.100 ± nan ",
     ]
@@ -114,9 +115,9 @@ def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
 def test_a_budget_of_evaluations_is_reported_alone(two_folders, capsys):
     compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"))
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
-    assert head == "| method | learning rate | seeds | before | after 150k evaluations | gain | iterations |"
+    assert head == "| method | learning rate | seeds | before | after 150k evaluations | gain | iterations | seconds |"
     # halfway between the first and the second evaluation after the start: (0.5 + 0.7) / 2, and the one iteration that fits
-    assert calm == "| `calm` | 0.0001, 3e-05 | 2 | 0.250 | 0.600 ± 0.100 | 0.350 ± 0.050 | 1 |"
+    assert calm == "| `calm` | 0.0001, 3e-05 | 2 | 0.250 | 0.600 ± 0.100 | 0.350 ± 0.050 | 1 | 50 |"
     assert two_part.startswith("| `two-part` | 0.0001 | 1 | 0.100 | 0.100")
 
 
@@ -131,16 +132,22 @@ def test_a_report_at_more_evaluations_than_some_method_made_says_so(two_folders,
 def test_a_report_tells_what_a_rise_of_the_reward_took(two_folders, capsys):
     compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), rise=0.3)
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
-    assert (
-        head
-        == "| method | learning rate | seeds | before | after 150k evaluations | gain | evaluations to +0.3 | iterations |"
-    )
+    assert head.endswith("| after 150k evaluations | gain | evaluations to +0.3 | iterations | seconds |")
     assert calm.split(" | ")[6] == "137.5k"  # 150,000 of 0.2, 0.4, 0.6; 125,000 of 0.3, 0.5, 0.9
     assert two_part.split(" | ")[6] == "650.0k"
     compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"), rise=0.5)
     _, _, calm, two_part = capsys.readouterr().out.splitlines()
     assert calm.split(" | ")[6] == "175.0k in 1 of 2"
     assert two_part.split(" | ")[6] == "more"
+
+
+@pytest.mark.parametrize("preset", ["awm_fast", "flow_grpo", "branch_grpo"])
+def test_a_batch_sets_the_groups_that_it_pays_for(preset):
+    (own,) = compare.parsed([preset], ["train.group_size=4", "train.updates=1"]).values()
+    cost = plan(config.load(compare.CONFIG, [*compare.settings_of(own, compare.CONFIG), "train.groups=10"]))
+    whole = sum(cost["model_evaluations"][part] for part in ("rollout", "update"))
+    assert compare.groups(own, compare.CONFIG, whole) == "train.groups=10"
+    assert compare.groups(own, compare.CONFIG, 1) == "train.groups=1"
 
 
 def test_each_method_gets_the_rate_that_came_furthest(capsys):

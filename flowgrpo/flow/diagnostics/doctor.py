@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -66,12 +67,12 @@ def defaults(model: str) -> dict[str, Any]:
 def examine(settings: Config, evaluations: int | None = None) -> Iterator[Check]:
     """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong.
 
-    The check `spectrum` takes `evaluations` model evaluations (None: 600), and with many of them further prompts.
+    The check `spectrum` takes `evaluations` model evaluations; None: those of half a minute, 600 or more.
     """
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)
-    measured = _prompts_of_spectrum(settings, chosen, evaluations)
+    measured = _prompts_of_spectrum(settings, chosen)
     shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
     setup.check_rewards(rewards, [*chosen, *measured], shape)
     device = default_device()
@@ -148,7 +149,11 @@ def _checks(
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
     policy.offload()
+    begun, before = time.perf_counter(), policy.evaluations
     yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    if evaluations is None:
+        seconds = (time.perf_counter() - begun) / (policy.evaluations - before)
+        evaluations = max(spectrum.EVALUATIONS, round(spectrum.SECONDS / seconds))
     measured_rows = [Row(p.text, 0, p.columns) for p in measured]
     found = spectrum.measure(
         policy,
@@ -165,14 +170,13 @@ def _checks(
     steps = len(policy.sigmas) - 1
     rolls_out = settings.data.groups is None and settings.run.engine is None and not policy.pins
     if found.shares and rolls_out and steps >= tree_advice.STEPS:
-        budget = (evaluations or spectrum.EVALUATIONS) // 4
-        starts = max(spectrum.FEWEST, budget // (2 * steps * len(measured_rows)))
+        number, starts = spectrum.starts_of(2 * steps, len(measured_rows), evaluations // 2)
 
         def decided_at(split: int) -> float:
             return spectrum.decided_at(
                 policy,
                 rewards,
-                spectrum.roots_of(measured_rows, starts),
+                spectrum.roots_of(measured_rows[:number], starts),
                 baseline=settings.algorithm.baseline,
                 kernels=FlowSDE().kernels(steps),  # as awm_late has it
                 split=split,
@@ -194,9 +198,9 @@ def _checks(
 
 
 def _noisy_kernels(policy: DiffusersPolicy, settings: Config) -> Sequence[Kernel]:
-    """Return the kernel of each step; flow_sde in place of ode, which has no noise and no log-probabilities."""
-    kernel = settings.algorithm.kernel
-    noisy = FlowSDE() if kernel.name == "ode" else kernel
+    """Return the kernel of each step; flow_sde for methods that train on final samples, whose chains are mostly ODE."""
+    algorithm = settings.algorithm
+    noisy = FlowSDE() if algorithm.likelihood.name == "elbo" else algorithm.kernel
     return noisy.kernels(len(policy.sigmas) - 1)
 
 
@@ -215,15 +219,13 @@ def _prompts(settings: Config, rewards: Sequence[Reward]) -> list[prompts.Prompt
     ]
 
 
-def _prompts_of_spectrum(
-    settings: Config, chosen: Sequence[prompts.Prompt], evaluations: int | None
-) -> list[prompts.Prompt]:
-    """Return the longest and the shortest prompt, or random ones if there are enough evaluations for more than two."""
-    most = (evaluations or 0) // spectrum.PER_PROMPT
-    if most <= 2 or chosen[0].text in DEFAULT_PROMPTS:
-        return list(dict.fromkeys((chosen[0], chosen[-1])))
+def _prompts_of_spectrum(settings: Config, chosen: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:
+    """Return random prompts, or those chosen where the config has none of its own."""
+    if chosen[0].text in DEFAULT_PROMPTS:
+        return list(dict.fromkeys(chosen))
     every = stored.train_prompts(settings)
-    return [every[i] for i in noise.generator(settings.run.seed, "spectrum").permutation(len(every))[:most]]
+    order = noise.generator(settings.run.seed, "spectrum").permutation(len(every))
+    return [every[i] for i in order[: spectrum.PROMPTS]]
 
 
 def _cause(policy: DiffusersPolicy, row: Row, refusal: str) -> Check:

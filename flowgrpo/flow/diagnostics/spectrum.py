@@ -30,9 +30,11 @@ from samplers.trees import TRUNK, Move, Plan, Root, Tree
 if TYPE_CHECKING:
     from samplers.kernels import Kernel
 
-EVALUATIONS = 600  # budget of model evaluations, unless the fewest starts need more
-PER_PROMPT = 2500  # evaluations for which one prompt is enough
+SECONDS = 30.0  # what a check takes unless told, about
+EVALUATIONS = 600  # least budget of model evaluations
+PROMPTS = 24  # that share a budget, at most
 FEWEST = 3  # starts per prompt: the jackknife leaves one out and needs two others
+ENOUGH = 500  # starts of all prompts with which thirds of the steps are cut into shorter parts
 ASIDE = "aside"
 START = -1  # stands for the last common state of samples from two starts, which have none
 
@@ -65,42 +67,57 @@ def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
     return plan
 
 
-def geometry(steps: int, prompts: int, evaluations: int = EVALUATIONS) -> tuple[range, int]:
-    """Return the steps at which chains split, and the number of starts per prompt, for `evaluations` model evaluations.
+def starts_of(cost: int, prompts: int, evaluations: int) -> tuple[int, int]:
+    """Return for how many of `prompts` a budget is enough, at least one, and the starts of each, `FEWEST` or more.
 
-    If splits at all steps cost too much, only every second step splits, or every fourth, and so on. The steps from one split
-    to the next then have one common share. There are at least `FEWEST` starts, even if they cost more.
+    `cost` are the model evaluations of one start.
     """
-    stride = 1
-    while True:
-        splits = range(0, steps - 1, stride)
-        cost = steps + sum(steps - 1 - split for split in splits)
-        starts = evaluations // (prompts * cost)
-        if starts >= FEWEST or len(splits) == 1:
-            return splits, max(starts, FEWEST)
-        stride *= 2
+    prompts = min(prompts, max(1, evaluations // (FEWEST * cost)))
+    return prompts, max(FEWEST, evaluations // (prompts * cost))
 
 
-def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
+def geometry(steps: int, prompts: int, evaluations: int) -> tuple[list[int], int, int]:
+    """Return the steps at which chains split, the number of prompts and the number of starts of each.
+
+    The steps from one split to the next have one common share. They are single steps if `evaluations` pay for `ENOUGH`
+    starts, else 24ths, 12ths, 6ths or thirds of the schedule.
+    """
+    parts = [steps, *(3 * 2**k for k in (3, 2, 1, 0) if 3 * 2**k < steps)]
+    for number in parts:
+        splits = sorted({steps * part // number for part in range(number)} - {steps - 1})  # the last step has no noise
+        found = starts_of(steps + sum(steps - 1 - split for split in splits), prompts, evaluations)
+        if math.prod(found) >= ENOUGH:
+            break
+    return splits, *found
+
+
+def spectrum(
+    tree: Tree, rewards: torch.Tensor, parts: Iterable[int] | None = None
+) -> tuple[list[VarianceShare], float]:
     """Return the variance shares of the start and the steps, with jackknife errors over starts, and the total variance.
 
-    `tree` is grown by a plan of `plan_nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
-    lost. Without variance, [] and 0 are returned.
+    Without variance, [] and 0 are returned.
+
+    Args:
+        tree: grown by a plan of `plan_nested`, with three or more starts per group.
+        rewards: (leaves,) float64, NaN where lost.
+        parts: the splits at which parts of the schedule begin, the first among them; by default all.
     """
     of_starts = _squares(tree, rewards)
     splits = sorted({split for squares in of_starts.values() for split in squares} - {START})
+    begins = splits if parts is None else [split for split in splits if split in set(parts)]
     sums = torch.tensor(
-        [[squares.get(split, (0.0, 0)) for split in (START, *splits)] for squares in of_starts.values()],
+        [[squares.get(split, (0.0, 0)) for split in (START, *begins)] for squares in of_starts.values()],
         dtype=torch.float64,
-    ).reshape(len(of_starts), 1 + len(splits), 2)
+    ).reshape(len(of_starts), 1 + len(begins), 2)
     # A pair of samples from two starts is in the sums of both starts.
-    total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(splits)], dtype=torch.float64)[:, None]
+    total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(begins)], dtype=torch.float64)[:, None]
     if not total[0, 0] > 0:
         return [], 0.0
-    ends = [*splits[1:], max(len(tree.sigmas) - 2, splits[-1] + 1)]  # the last step usually has no noise
-    steps = [None, *zip(splits, ends, strict=True)]
-    parts = _shares(total - sums)
-    errors = ((len(parts) - 1) * (parts - parts.mean(0)).square().mean(0)).sqrt()
+    ends = [*begins[1:], max([len(tree.sigmas) - 2, *(split + 1 for split in splits)])]  # the last step has no noise
+    steps = [None, *zip(begins, ends if begins else [], strict=True)]
+    without = _shares(total - sums)
+    errors = ((len(without) - 1) * (without - without.mean(0)).square().mean(0)).sqrt()
     columns = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
     shares = [VarianceShare(steps=part, share=share, error=error) for part, share, error in columns]
     return shares, float(total[0, 0] / total[0, 1])
@@ -113,17 +130,6 @@ def roots_of(rows: Sequence[Row], starts: int) -> list[Root]:
         for group, row in enumerate(rows)
         for start in range(starts)
     ]
-
-
-def by_thirds(shares: Sequence[VarianceShare], steps: int) -> list[tuple[float, float]]:
-    """Return share and error of the start and of each third of the steps; a part belongs where its first step lies.
-
-    The errors of parts are added as if independent. This is usually cautious: a share that is too large makes another too
-    small.
-    """
-    places = [0 if each.steps is None else 1 + 3 * each.steps[0] // steps for each in shares]
-    own = [[each for each, place in zip(shares, places, strict=True) if place == i] for i in range(4)]
-    return [(sum(each.share for each in part), math.hypot(*(each.error for each in part))) for part in own]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +149,23 @@ def measure(
     baseline: Baseline,
     kernels: Sequence[Kernel],
     size: int,
-    evaluations: int | None = None,
+    evaluations: int,
 ) -> Measured:
     """Measure the spectrum of a model, given one row per prompt and the kernel of each step; the check always passes."""
-    splits, starts = geometry(len(kernels), len(rows), evaluations or EVALUATIONS)
-    roots = roots_of(rows, starts)
+    steps = len(kernels)
+    splits, prompts, starts = geometry(steps, len(rows), evaluations)
+    roots = roots_of(rows[:prompts], starts)
     before = policy.evaluations
     with phase("measuring steps"), warnings_heard():  # `group_spread` reports failed rewards
         plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
-    shares, variance = spectrum(tree, Combination.of(rewards, baseline).total(scores.values))
+    totals = Combination.of(rewards, baseline).total(scores.values)
+    shares, variance = spectrum(tree, totals)
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
         return Measured(check=Check("spectrum", True, f"the reward has no variance to share out ({cost})"))
-    start, *thirds = (f"{share:.0%} ± {error:.0%}" for share, error in by_thirds(shares, len(kernels)))
-    parts = f"start {start}, thirds of the steps {', '.join(thirds)}"
+    thirds, _ = spectrum(tree, totals, {steps * third // 3 for third in range(3)})
+    parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in thirds)
     summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
     seconds = scores.seconds / len(tree.leaves)

@@ -22,6 +22,7 @@ NAMES += ["group_spread", "spectrum", "time", "memory", "lora_reload"]
 def a_small_spectrum(monkeypatch):
     """As few starts as it takes to compare some."""
     monkeypatch.setattr(spectrum, "EVALUATIONS", 60)
+    monkeypatch.setattr(spectrum, "SECONDS", 0)
 
 
 def examined(capsys, *arguments):
@@ -31,11 +32,15 @@ def examined(capsys, *arguments):
     return {check["name"]: check for check in printed["checks"]}
 
 
-def test_more_evaluations_give_the_spectrum_more_prompts(workplace, capsys, monkeypatch):
-    monkeypatch.setattr(spectrum, "PER_PROMPT", 200)
-    checks = examined(capsys, "tiny.yaml", "--spectrum", "600")
-    evaluations, samples = map(int, re.findall(r"(\d+) (?:evaluations|samples)", checks["spectrum"]["value"]))
-    assert (evaluations, samples) == (3 * 33 * 6, 3 * 33 * 3)  # 3 prompts of 33 starts
+def evaluated(checks):
+    return tuple(map(int, re.findall(r"(\d+) (?:evaluations|samples)", checks["spectrum"]["value"])))
+
+
+def test_the_spectrum_takes_as_many_evaluations_as_told_or_as_its_seconds_pay_for(workplace, capsys, monkeypatch):
+    assert evaluated(examined(capsys, "tiny.yaml")) == (54, 27)
+    assert evaluated(examined(capsys, "tiny.yaml", "--spectrum", "600")) == (600, 300)
+    monkeypatch.setattr(spectrum, "SECONDS", 1)
+    assert evaluated(examined(capsys, "tiny.yaml"))[0] > 60
 
 
 def test_a_language_model_has_no_spectrum(capsys):

@@ -1,6 +1,7 @@
 """The shares of a reward's variance, against those of a Gaussian flow, whose are known exactly."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,9 @@ from gaussian_flow import REWARDS, moments, schedule, step, velocity
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.diagnostics.spectrum import (
+    ENOUGH,
     EVALUATIONS,
     FEWEST,
-    VarianceShare,
-    by_thirds,
     decided_at,
     geometry,
     measure,
@@ -107,15 +107,26 @@ def counted(steps, splits, starts):
     return grow(plan, sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64)
 
 
-@pytest.mark.parametrize("steps", [2, 4, 10, 28, 50, 100])
-@pytest.mark.parametrize("prompts", [1, 2])
-def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts):
-    splits, starts = geometry(steps, prompts)
+@pytest.mark.parametrize("steps", [1, 2, 4, 10, 28, 50, 100])
+@pytest.mark.parametrize("prompts", [1, 8])
+@pytest.mark.parametrize("evaluations", [EVALUATIONS, 60_000])
+def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts, evaluations):
+    splits, taken, starts = geometry(steps, prompts, evaluations)
     tree = counted(steps, splits, starts)
-    rows = prompts * sum(len(evaluation.rows) for evaluation in tree.evaluations)
-    assert splits[0] == 0
+    rows = taken * sum(len(evaluation.rows) for evaluation in tree.evaluations)
+    assert {steps * third // 3 for third in range(3)} - {steps - 1} <= set(splits)
+    assert 1 <= taken <= prompts
     assert starts >= FEWEST
-    assert rows <= EVALUATIONS or (len(splits) == 1 and starts == FEWEST)
+    assert rows <= evaluations or (taken, starts) == (1, FEWEST)
+
+
+def test_the_schedule_is_cut_as_finely_as_leaves_enough_starts():
+    assert geometry(24, 1, 600)[0] == [0, 8, 16]
+    assert geometry(24, 1, 60_000)[0] == [0, 4, 8, 12, 16, 20]
+    assert geometry(24, 1, 240_000)[0] == list(range(23))
+    splits, prompts, starts = geometry(10, 8, 60_000)
+    assert (splits, prompts) == (list(range(9)), 8)
+    assert prompts * starts >= ENOUGH
 
 
 @pytest.mark.parametrize("split", [0, 3])
@@ -134,13 +145,17 @@ def test_the_noise_of_one_step_decides_what_it_does_in_a_gaussian_flow(split):
     assert decided_at(policy, [constant], roots, **options) == 0
 
 
-def test_thirds_are_sums_of_parts():
-    shares = [VarianceShare(steps=None, share=0.1, error=0.3)]
-    shares += [VarianceShare(steps=(i, i + 2), share=0.1 * (i + 1), error=0.03) for i in range(0, 6, 2)]
-    shares += [VarianceShare(steps=(6, 8), share=0.0, error=0.04)]
-    found = [(pytest.approx(0.1), 0.3), (pytest.approx(0.4), pytest.approx(0.03 * 2**0.5))]
-    found += [(pytest.approx(0.5), 0.03), (0.0, 0.04)]
-    assert by_thirds(shares, 9) == found
+def test_parts_are_sums_of_shorter_ones_with_errors_of_their_own():
+    tree, rewards = grown(range(5), starts=40)
+    (_, *single), _ = spectrum(tree, rewards)
+    (start, *parts), _ = spectrum(tree, rewards, {0, 2, 4})
+    assert [part.steps for part in parts] == [(0, 2), (2, 4), (4, 5)]
+    sums = [single[0].share + single[1].share, single[2].share + single[3].share, single[4].share]
+    assert [part.share for part in parts] == pytest.approx(sums)
+    assert start.share + sum(sums) == pytest.approx(1)
+    assert all(
+        part.error < one.error + other.error for part, one, other in zip(parts, single[::2], single[1::2], strict=False)
+    )
 
 
 def test_a_check_tells_a_table_and_what_it_took():
@@ -148,14 +163,13 @@ def test_a_check_tells_a_table_and_what_it_took():
     linear = Reward("linear", lambda samples, prompts: samples[:, 0])
     policy.start([Row("", 0, {})])
     rows = [Row("a", 0, {}), Row("b", 0, {})]
-    found = measure(policy, [linear], rows, baseline=GroupMean(), kernels=[SDE] * 6, size=64)
+    found = measure(policy, [linear], rows, baseline=GroupMean(), kernels=[SDE] * 6, size=64, evaluations=600)
     told = found.check
     assert (told.ok, told.name) == (True, "spectrum")
     assert sum(row["share"] for row in told.table) == pytest.approx(1)
-    assert [row["of"] for row in told.table] == ["start", *(f"step {i}" for i in range(5))]
-    # of each of 2 prompts 14 starts, whose chains have 6 evaluations and those that part 5 + 4 + 3 + 2 + 1
-    assert "588 evaluations, 168 samples" in told.value
-    assert "by flow_sde 0.7: start " in told.value
-    assert "thirds of the steps " in told.value
-    assert len(found.shares) == 6
+    assert [row["of"] for row in told.table] == ["start", "steps 0 to 1", "steps 2 to 3", "step 4"]
+    # of each of 2 prompts 20 starts, whose chains have 6 evaluations and those that part 5 + 3 + 1
+    assert "600 evaluations, 160 samples" in told.value
+    assert re.search(r"by flow_sde 0.7: start -?\d+% ± \d+%, steps 0 to 1 -?\d+%", told.value)
+    assert len(found.shares) == 4
     assert 0 < found.reward_seconds < 1
