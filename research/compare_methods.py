@@ -179,7 +179,7 @@ def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget
     settings += [f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
     chosen = config.load(path, settings)
     cost = KINDS[chosen.kind].plan.plan(chosen)
-    every = max(1, round(budget.amount / looks / budget.iteration(cost)))
+    every = math.ceil(budget.amount / looks / budget.iteration(cost))
     command = [sys.executable, "-m", "flowgrpo", "train", str(path), *settings, f"eval.every={every}"]
     log = out / f"{run}.log"
     with log.open("w") as file:
