@@ -91,6 +91,11 @@ def evaluations(lines: Iterable[dict[str, Any]]) -> float:
     return sum(line["cost/model_evaluations"] for line in lines if line["phase"] != "eval")
 
 
+def planned(cost: dict[str, Any]) -> float:
+    """Return the model evaluations of an iteration by its plan; an update takes what it can from the rollout's graphs."""
+    return cost["model_evaluations"]["rollout"] + cost["model_evaluations"]["update"] - cost.get("graphs", 0)
+
+
 def within(lines: Lines, budget: Budget) -> Lines:
     """Return the lines within the budget."""
     return [line for i, line in enumerate(lines) if budget.used(lines[: i + 1]) <= budget.amount]
@@ -123,9 +128,9 @@ class Budget:
 
     def iteration(self, cost: dict[str, Any]) -> float:
         """Estimate the amount that an iteration uses, from its plan; it only sets the interval of evaluations."""
-        rollout, update = cost["model_evaluations"]["rollout"], cost["model_evaluations"]["update"]
         if self.used is evaluations:
-            return rollout + update
+            return planned(cost)
+        rollout, update = cost["model_evaluations"]["rollout"], cost["model_evaluations"]["update"]
         return 3.6e-3 * (rollout + cost["decoded"] + UPDATE * update)
 
 
@@ -147,8 +152,7 @@ def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
 def groups(overrides: Sequence[str], path: Path, batch: float) -> str:
     """Return the setting of a method's groups with which an iteration costs about `batch` model evaluations."""
     chosen = config.load(path, [*settings_of(overrides, path), "train.groups=1"])
-    cost = KINDS[chosen.kind].plan.plan(chosen)["model_evaluations"]
-    return f"train.groups={max(1, round(batch / (cost['rollout'] + cost['update'])))}"
+    return f"train.groups={max(1, round(batch / planned(KINDS[chosen.kind].plan.plan(chosen))))}"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

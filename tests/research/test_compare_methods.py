@@ -145,8 +145,7 @@ def test_a_report_tells_what_a_rise_of_the_reward_took(two_folders, capsys):
 def test_a_batch_sets_the_groups_that_it_pays_for(preset):
     (own,) = compare.parsed([preset], ["train.group_size=4", "train.updates=1"]).values()
     cost = plan(config.load(compare.CONFIG, [*compare.settings_of(own, compare.CONFIG), "train.groups=10"]))
-    whole = sum(cost["model_evaluations"][part] for part in ("rollout", "update"))
-    assert compare.groups(own, compare.CONFIG, whole) == "train.groups=10"
+    assert compare.groups(own, compare.CONFIG, compare.planned(cost)) == "train.groups=10"
     assert compare.groups(own, compare.CONFIG, 1) == "train.groups=1"
 
 

@@ -178,7 +178,7 @@ def _checks(
                 rewards,
                 spectrum.roots_of(measured_rows[:number], starts),
                 baseline=settings.algorithm.baseline,
-                kernels=FlowSDE().kernels(steps),  # as awm_late has it
+                kernels=FlowSDE(level=tree_advice.LEVEL).kernels(steps),
                 split=split,
                 size=settings.train.rollout_rows,
             )

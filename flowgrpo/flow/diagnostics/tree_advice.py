@@ -25,6 +25,7 @@ from flowgrpo.training.reports.doctor_checks import Check
 LEAST = 0.5  # share of the variance below a split for its advice: what lies above it is never learned
 MARGIN = 1.3  # least predicted gain of a tree over chains for its advice; below it the model was seen to be wrong
 SIZE = 4  # samples of a group
+LEVEL = 1.4  # of the noise at the split, the only noise that siblings differ by
 DRAWS = 6  # draws of a sample, in both presets
 FIRST, LAST = 1, 2  # steps at the beginning and the end of the schedule from which chains do not draw
 STEPS = FIRST + DRAWS + LAST  # shortest schedule that the presets can draw from
@@ -51,8 +52,10 @@ class Advised:
         """Return what to set on the command line."""
         if self.split is None:
             return "algorithm='{preset: awm_fast}'"
-        tree = f"preset: awm_late, tree: {{splits: [{self.split}]}}, likelihood: {{steps: [{self.split}, -2]}}"
-        return f"algorithm='{{{tree}}}' train.group_size={SIZE}"
+        tree = (
+            f"tree: {{splits: [{self.split}]}}, kernel: {{level: {LEVEL:g}}}, likelihood: {{steps: [{self.split}, -2]}}"
+        )
+        return f"algorithm='{{preset: awm_late, {tree}}}' train.group_size={SIZE}"
 
 
 def advise(
