@@ -125,11 +125,20 @@ PRESERVING = ("cps", "ddim_sde")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with its noise level and the form of its log-probability (a key of `LOG_PROBS`)."""
+    """A kernel with its noise level and the form of its log-probability (a key of `LOG_PROBS`).
+
+    An `ode` step of `order` 2 also uses the clean estimate of the step before it; see `samplers.second_order`.
+    """
 
     name: str = "ode"
     level: float = 0.0
     log_prob: str = "mean"
+    order: int = 1
+
+    @property
+    def label(self) -> str:
+        """Return name and level as text."""
+        return f"{self.name} {self.level:g}" if self.stochastic else "dpm2" if self.order == 2 else self.name
 
     @property
     def stochastic(self) -> bool:
@@ -147,7 +156,7 @@ class Kernel:
         return self.name in ("flow_sde", "dance_sde")
 
 
-ODE = Kernel()
+ODE, DPM2 = Kernel(), Kernel(order=2)
 
 
 def default_log_prob(kernel: str) -> str:

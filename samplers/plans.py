@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from samplers.kernels import Kernel
+from samplers.kernels import DPM2, ODE, Kernel
 from samplers.trees import TWIG, Move, Plan
 
 SIDE = "side"  # role of a brush's branches, which ODE steps finish
@@ -17,6 +17,11 @@ SIDE = "side"  # role of a brush's branches, which ODE steps finish
 def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Collection[int]) -> Plan:
     """Return the plan of a chain: kernel steps at the `stochastic` steps, ODE elsewhere; the `trained` steps train."""
     return lambda role, step: (Move(kernels[step], trained=step in trained) if step in stochastic else Move(),)
+
+
+def second_order(plan: Plan) -> Plan:
+    """Return a plan with ODE steps of second order in place of Euler's."""
+    return lambda role, step: [replace(move, kernel=DPM2) if move.kernel == ODE else move for move in plan(role, step)]
 
 
 def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None = None) -> Plan:

@@ -21,6 +21,7 @@ import torch
 from samplers.batches import batched
 from samplers.drawing import Ahead, Family, draw, to_device
 from samplers.kernels import ODE, Kernel, State, log_prob, transition
+from samplers.second_order import SecondOrder
 
 TRUNK = "trunk"
 TWIG = "twig"  # a node that only measures the state it left; its sample ends no trajectory
@@ -212,6 +213,7 @@ def grow(
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
     pending = defaultdict(list, {sigmas[0]: list(states)})
+    second = SecondOrder()
     device = start[0].device
     ahead = None if device.type == "cpu" else Ahead(noise, device)  # only with a GPU is the CPU free to draw ahead
     draw = partial(draw_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
@@ -244,7 +246,14 @@ def grow(
                 evaluation.velocity = velocity
             velocity = tuple(v.detach() for v in velocity)
             for edges in evaluation.edges:
-                following, mean = _step(tree, edges, sigma, state, velocity, draw)
+                added = None
+                if edges.move.kernel.order == 2:
+                    at, leaving = (
+                        [batch[row] for row in edges.rows.tolist()],
+                        (edges.gather(state), edges.gather(velocity)),
+                    )
+                    added = second.correction(*leaving, sigma, edges.sigma_next, at, edges.nodes.tolist())
+                following, mean = _step(tree, edges, sigma, state, velocity, draw, added)
                 if edges.move.trained:
                     evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
                 for child, *child_state in zip(edges.nodes.tolist(), *(x.unbind() for x in following), strict=True):
@@ -252,6 +261,7 @@ def grow(
                     pending[tree.nodes[child].sigma].append(child)
         for i in arrived:
             del states[i]
+            second.forget(i)
     return tree
 
 
@@ -320,11 +330,22 @@ def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
 
 
 def _step(
-    tree: Tree, edges: Edges, sigma: float, state: State, velocity: State, draw: Callable[..., torch.Tensor]
+    tree: Tree,
+    edges: Edges,
+    sigma: float,
+    state: State,
+    velocity: State,
+    draw: Callable[..., torch.Tensor],
+    added: State | None,
 ) -> tuple[State, State]:
-    """Return states and means of the children; set `edges.log_prob` from states rounded to the storage dtype."""
+    """Return states and means of the children; set `edges.log_prob` from states rounded to the storage dtype.
+
+    `added` is what second order adds to the means.
+    """
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
+    if added is not None:
+        mean = tuple(m + a for m, a in zip(mean, added, strict=True))
     following = mean
     if kernel.stochastic:
         following = tuple(

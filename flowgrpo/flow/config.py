@@ -135,8 +135,10 @@ class Algorithm(AlgorithmSection):
     def plan(self, kernels: Sequence[Kernel], group_size: int, seed: int, iteration: int) -> Plan:
         """Return the plan of an iteration's trees, in which trained moves are marked; for arguments see `Rooted.plan`."""
         if self.kernel.name == "ode":
-            return plans.chain(kernels, (), ())
-        return self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
+            plan = plans.chain(kernels, (), ())
+        else:
+            plan = self.likelihood.plan(self.tree.plan(kernels, group_size, seed, iteration))
+        return plan if self.kernel.solver == "euler" else plans.second_order(plan)
 
     @property
     @override
@@ -155,12 +157,6 @@ class Algorithm(AlgorithmSection):
         return (
             self.likelihood.name == "elbo" and self.likelihood.bridge and self.tree.name not in likelihood_rules.CHAINS
         )
-
-    @property
-    def solver(self) -> str | None:
-        """Return the multistep ODE solver of whole chains; None for Euler steps."""
-        solver = getattr(self.kernel, "solver", "euler")
-        return None if solver == "euler" else solver
 
     @property
     def _policies(self) -> set[str]:
@@ -201,6 +197,11 @@ class Algorithm(AlgorithmSection):
             raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo, leave it out")
         if self.likelihood.name == "elbo":
             likelihood_rules.check(self)
+        elif self.kernel.solver != "euler":
+            raise InputError(
+                f"algorithm.kernel.solver: {self.kernel.solver} uses the step before, and trajectory replays single steps; "
+                "take euler"
+            )
         elif self.kernel.name == "ode":
             raise InputError(
                 "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "

@@ -218,7 +218,6 @@ class FlowWing(Wing):
                 plan,
                 roots,
                 seed=config.run.seed,
-                solver=algorithm.solver,
                 keep_means=algorithm.objective.needs_old_means,
                 keep_graphs=self.kept_graphs.held,
                 keep_shared=algorithm.keeps_shared,

@@ -23,7 +23,7 @@ from flowgrpo.flow.diagnostics.spectrum import VarianceShare, plan_nested, spect
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.rollout import edge_noise, rollout, walk
-from flowgrpo.flow.rollouts.state_preview import EstimateRecorder, estimates_by_state, small
+from flowgrpo.flow.rollouts.state_preview import EstimateRecorder, estimates_by_node, small
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.reports.tree_store import finite_or_none
@@ -208,7 +208,6 @@ def _by_method(
         micro_batch=scoring.size,
         seed=seed,
         iteration=iteration,
-        solver=algorithm.solver,
     )
     credit = _credit(config, algorithm, tree, scoring.combination, rewards=scores.values)
     return _first_walk(tree, credit, edge_noise(seed, iteration))
@@ -264,8 +263,8 @@ def _redraw(
     leaves = scoring.looks([tuple(x[leaf] for x in tree.samples) for leaf in range(len(tree.leaves))], row)
     by_node = dict(zip(tree.leaves, leaves, strict=True))
     trunk = [i for i, node in enumerate(tree.nodes) if node.role == TRUNK]  # one state per step
-    states, device = estimates_by_state(tree, recorder), tree.samples[0].device
-    predictions = scoring.looks([tuple(x.to(device) for x in states[i, tree.nodes[i].step]) for i in trunk[:-1]], row)
+    states, device = estimates_by_node(tree, recorder), tree.samples[0].device
+    predictions = scoring.looks([tuple(x.to(device) for x in states[i]) for i in trunk[:-1]], row)
     sample = by_node[trunk[-1]]
     ways = {leaf: tree.ancestry(leaf) for leaf in tree.leaves}
     steps = []
@@ -279,7 +278,7 @@ def _redraw(
             Step(
                 index=step,
                 sigma=policy.sigmas[step],
-                kernel=f"{move.kernel.name} {move.kernel.level:g}",
+                kernel=move.kernel.label,
                 std=move.noise_scale * std,
                 before=now,
                 after=then,

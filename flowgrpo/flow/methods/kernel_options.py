@@ -36,7 +36,14 @@ class Calibration(Strict):
     """The noise rises if the counts of positive and negative gains differ by less than this."""
 
 
-class Stochastic(Choice):
+class KernelOptions(Choice):
+    """Options of every kernel."""
+
+    solver: Literal["euler", "dpm2"] = "euler"
+    """How steps without noise are taken: by Euler's method, or by second-order DPM-Solver++, with likelihood elbo."""
+
+
+class Stochastic(KernelOptions):
     """Options of every stochastic kernel; see `samplers.kernels`."""
 
     log_prob: Literal["mean", "sum", "constant_free"] = "mean"
@@ -63,15 +70,13 @@ class Stochastic(Choice):
         return tuple(kernels.Kernel(self.name, level, self.log_prob) for level in each)
 
 
-class Ode(Choice):
+class Ode(KernelOptions):
     """Steps of the probability-flow ODE, without noise, for runs that train on final samples (likelihood elbo)."""
 
     log_prob: ClassVar[str] = "mean"  # not used
     calibrate: ClassVar[None] = None
 
     name: Literal["ode"] = "ode"
-    solver: Literal["euler", "dpm2", "unipc"] = "euler"
-    """euler, or a multistep solver of diffusers: dpm2 (second-order DPM-Solver++) or unipc, one evaluation a step."""
 
     def kernels(self, num_steps: int, levels: Sequence[float] | None = None) -> tuple[Kernel, ...]:
         """Return the kernel of each step."""

@@ -31,10 +31,6 @@ def check(algorithm: Any) -> None:
             "algorithm.tree.start: shared gives a group one start, and ode adds no noise, so that its samples are equal; "
             "take independent"
         )
-    if algorithm.solver is not None and tree.name != "chain":
-        raise InputError(
-            f"algorithm.kernel.solver: {algorithm.solver} walks whole chains, not {tree.name}; take euler, or tree chain"
-        )
     if algorithm.kernel.calibrate is not None:
         raise InputError(
             "algorithm.kernel.calibrate: it counts the gains of steps, which elbo does not train; take null"

@@ -44,7 +44,6 @@ def resample(
         micro_batch=train.rollout_rows,
         seed=seed,
         iteration=iteration,
-        solver=algorithm.solver,
     )
     places = {root_of(tree, leaf).group: leaf for leaf in leaves}
     order = [places[root_of(rollout, leaf).group] for leaf in range(len(rollout.leaves))]

@@ -68,7 +68,6 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
                     micro_batch=rows,
                     seed=seed,
                     iteration=0,
-                    solver=config.algorithm.solver,
                 )
                 writer.add(list(_groups(tree, scores, prompts)))
                 sampling.advance(len(numbers))

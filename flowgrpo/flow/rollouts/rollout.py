@@ -23,7 +23,6 @@ from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
-from samplers.solvers import solve
 from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
 
 
@@ -136,7 +135,6 @@ def walk(
     micro_batch: int,
     seed: int,
     iteration: int,
-    solver: str | None = None,
     keep_means: bool = False,
     keep_graphs: Container[int] = (),
     keep_shared: bool = False,
@@ -149,7 +147,6 @@ def walk(
         roots: roots of this process; their rows are `Row`s.
         seed, iteration: first parts of every noise address.
         keep_shared: whether to keep the states of nodes with several children.
-        solver: name of a multistep solver (`samplers.solvers`) that samples whole chains; the plan is then not used.
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
     """
@@ -157,23 +154,20 @@ def walk(
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
     start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    evaluate = evaluate or policy.velocity
-    if solver is None:
-        noises = edge_noise(seed, iteration)
-        arguments = (
-            plan,
-            policy.sigmas,
-            roots,
-            start,
-            evaluate,
-            noises,
-            micro_batch,
-            keep_means,
-            keep_graphs,
-            keep_shared,
-        )
-        return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
-    return solve(solver, policy.sigmas, roots, start, evaluate, micro_batch)
+    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration)
+    arguments = (
+        plan,
+        policy.sigmas,
+        roots,
+        start,
+        evaluate,
+        noises,
+        micro_batch,
+        keep_means,
+        keep_graphs,
+        keep_shared,
+    )
+    return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
 
 
 def edge_noise(seed: int, iteration: int) -> Noise:

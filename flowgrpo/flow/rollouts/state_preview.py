@@ -66,7 +66,7 @@ class StatePreview:
     """A recorded state of a tree, with its picture and the picture's rewards; unknown fields are None.
 
     Attributes:
-        node: index of the tree's node; None for a state that a solver passed between two nodes.
+        node: index of the tree's node.
         parent: index of the parent among the previews of the group.
         estimated: whether the picture shows a clean estimate, not a sample.
         state: latents of the picture, until they are decoded.
@@ -74,7 +74,7 @@ class StatePreview:
         rewards: (R,)
     """
 
-    node: int | None
+    node: int
     parent: int | None
     step: int
     root: Root
@@ -142,48 +142,36 @@ class StatePreviews:
 
 
 def _collect_states(tree: Tree, recorder: EstimateRecorder, groups: int) -> list[StatePreview]:
-    """Return the states of the first groups, parents first, including those that a solver passed between two nodes."""
-    estimates = estimates_by_state(tree, recorder)
+    """Return the states of the first groups, parents first."""
+    estimates = estimates_by_node(tree, recorder)
     recorder.by_call.clear()
     leaves = {node: index for index, node in enumerate(tree.leaves)}
     places: dict[int, int] = {}
     previews: list[StatePreview] = []
     counts: dict[int, int] = defaultdict(int)
 
-    def add(preview: StatePreview) -> int:
-        previews.append(preview)
-        counts[preview.root.group] += 1
-        return counts[preview.root.group] - 1
-
     for i, node in enumerate(tree.nodes):
         if node.root.group >= groups:
             continue
-        parent = None
-        if node.parent is not None:
-            parent = places[node.parent]
-            for step in range(tree.nodes[node.parent].step + 1, node.step):
-                if (passed := estimates.get((node.parent, step))) is not None:
-                    parent = add(StatePreview(None, parent, step, node.root, estimated=True, state=passed))
+        parent = None if node.parent is None else places[node.parent]
         leaf = leaves.get(i)
-        state = estimates.get((i, node.step)) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
-        places[i] = add(StatePreview(i, parent, node.step, node.root, estimated=leaf is None, state=state))
+        state = estimates.get(i) if leaf is None else tuple(x[leaf].cpu() for x in tree.samples)
+        places[i] = counts[node.root.group]
+        counts[node.root.group] += 1
+        previews.append(StatePreview(i, parent, node.step, node.root, estimated=leaf is None, state=state))
     return previews
 
 
-def estimates_by_state(tree: Tree, recorder: EstimateRecorder) -> dict[tuple[int, int], State]:
-    """Return clean estimates, keyed by (node, step of the schedule); a solver's states have the root node of their chain."""
-    steps = {sigma: step for step, sigma in enumerate(tree.sigmas)}
-    roots = {id(node.root.row): i for i, node in enumerate(tree.nodes) if node.parent is None}
-    estimates = {}
+def estimates_by_node(tree: Tree, recorder: EstimateRecorder) -> dict[int, State]:
+    """Return the clean estimate of each node that has one."""
+    estimates: dict[int, State] = {}
     for evaluation, states in zip(tree.evaluations, recorder.by_call, strict=True):
-        nodes = {  # by row; empty for a solver's chain
+        nodes = {  # by row
             row: tree.nodes[child].parent
             for edges in evaluation.edges
             for row, child in zip(edges.rows.tolist(), edges.nodes.tolist(), strict=True)
         }
-        for row, state in states.items():
-            node = nodes[row] if nodes else roots[id(evaluation.rows[row])]
-            estimates[node, steps[evaluation.sigma]] = state
+        estimates |= {nodes[row]: state for row, state in states.items()}
     return estimates
 
 

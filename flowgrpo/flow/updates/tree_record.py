@@ -30,10 +30,8 @@ def build_kept_trees(
     for group, previews in by_group.items():
         nodes = []
         for each in previews:
-            fields = {**_state_fields(each, combination), **({} if each.node is None else earned.get(each.node, {}))}
-            if config.algorithm.solver is not None and each.parent is not None:
-                fields["kernel"] = config.algorithm.solver
-            twig = each.node is not None and batch.tree.nodes[each.node].role == TWIG
+            fields = {**_state_fields(each, combination), **earned.get(each.node, {})}
+            twig = batch.tree.nodes[each.node].role == TWIG
             sigma = batch.tree.sigmas[each.step]
             nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
         height, width = next(each.picture.shape[:2] for each in previews if each.picture is not None)
@@ -64,7 +62,7 @@ def _state_fields(each: StatePreview, combination: Combination) -> Fields:
     return fields
 
 
-def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None]) -> dict[int, Fields]:
+def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int]) -> dict[int, Fields]:
     """Return the fields of the kept edges, by the node each leads to: kernel, noise, training and credit."""
     tree, units, noised = batch.tree, credited.units, credited.noised
     fields: dict[int, Fields] = {}
@@ -78,7 +76,7 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
             log_probs = None if edges.log_prob is None else edges.log_prob.tolist()
             for place, node in kept_here:
                 fields[node] = {
-                    "kernel": f"{kernel.name} {kernel.level:g}" if kernel.stochastic else kernel.name,
+                    "kernel": kernel.label,
                     "noise": edges.move.noise_scale * std,
                     "trained": edges.move.trained,
                     "weight": credited.step_weights.get((kernel, *sigmas), 1.0),
@@ -95,7 +93,7 @@ def _edge_fields(batch: Batch, credited: Credited, kept: Collection[int | None])
     advantages, weights = credited.advantages.tolist(), (units.weight * credited.group_weight).tolist()
     of_edge, compared = units.of_edge.tolist(), units.comparison.tolist()
     for node in credit:
-        if node is None or (unit := of_edge[node]) < 0:
+        if (unit := of_edge[node]) < 0:
             continue
         edge = fields.setdefault(node, {})
         edge["trained"] = edge.get("trained", False) or noised is not None

@@ -293,7 +293,7 @@ def test_a_model_of_one_step_learns_too(tmp_path):
         ({"tree": "brush"}, r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, brush"),
         ({"credit": "siblings"}, r"algorithm\.credit: elbo trains on final samples, siblings gives steps their own"),
         ({"tree": {"start": "shared"}}, r"algorithm\.tree\.start: shared gives a group one start"),
-        ({"tree": "window"}, r"algorithm\.kernel\.solver: dpm2 walks whole chains, not window"),
+        ({"tree": "window"}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
         ({"objective": {"step_weights": "noise_aware"}}, r"algorithm\.objective\.step_weights: noise_aware weighs"),
         ({"objective": {"kl": {"form": "exact"}}}, r"algorithm\.objective\.kl\.form: exact is of a kernel's noise"),
         ({"objective": "normalised_ratio"}, r"algorithm\.objective: normalised_ratio needs algorithm\.likelihood=traj"),
