@@ -20,8 +20,15 @@ def chain(kernels: Sequence[Kernel], stochastic: Collection[int], trained: Colle
 
 
 def second_order(plan: Plan) -> Plan:
-    """Return a plan with ODE steps of second order in place of Euler's."""
-    return lambda role, step: [replace(move, kernel=DPM2) if move.kernel == ODE else move for move in plan(role, step)]
+    """Return a plan with ODE steps of second order in place of Euler's, where no side path is finished (`ode_stops`)."""
+
+    def moves(role: str, step: int) -> list[Move]:
+        return [
+            replace(move, kernel=DPM2) if move.kernel == ODE and move.ode_stops is None else move
+            for move in plan(role, step)
+        ]
+
+    return moves
 
 
 def brush(kernels: Sequence[Kernel], branches: Sequence[int], finish: int | None = None) -> Plan:

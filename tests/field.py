@@ -15,7 +15,7 @@ from rewards import Reward
 from samplers.schedule import linear_sigmas
 
 # Presets that draw more steps than a short schedule has, unless they are told to.
-MANY_DRAWS = ("awm", "awm_fast", "awm_split", "awm_tree", "awm_late", "dgpo", "sol_rl")
+MANY_DRAWS = ("awm", "awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush", "dgpo", "sol_rl")
 TARGET = torch.tensor([1.5, -1.0])
 STD = 0.3
 TEXTS = ("a", "bb", "ccc", "dddd", "eeeee")

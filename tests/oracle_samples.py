@@ -24,7 +24,7 @@ from flowgrpo.schema.base import Choice
 
 PRESETS = tuple(sample_presets.PRESETS)
 RANKED = ("sft_best", "dpo", "seppo", "gdro")
-OPEN = (*RANKED, "awm_tree", "awm_late")  # without a closed form
+OPEN = (*RANKED, "awm_tree", "awm_late", "awm_brush")  # without a closed form
 SPLIT = 2  # the step of awm_split that is noisy, from which each start has two samples
 GRID = torch.linspace(-7, 7, 401, dtype=torch.float64)
 BATCHES, GROUPS = 20, 8
@@ -160,7 +160,7 @@ def batch(run: Opened, reward: str, iteration: int) -> Seen:
 def row(preset: str, reward: str, batches: int = BATCHES, *, groups: int = GROUPS, **overrides: Any) -> Row:
     baseline = sample_presets.PRESETS[preset]["baseline"]
     plain: dict[str, Any] = {} if "std" in baseline else {"algorithm.baseline": {**baseline, "clip": 1e9}}
-    if preset not in ("awm", "awm_fast", "awm_split", "awm_tree", "awm_late"):
+    if preset not in ("awm", "awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush"):
         plain |= SCHEDULE
     with trainer(preset, reward, groups=groups, **{**plain, **SEED, **overrides}) as run:
         seen = [batch(run, reward, iteration) for iteration in range(batches)]

@@ -7,7 +7,7 @@ from typing import Any
 from flowgrpo.errors import InputError
 
 CHAINS = ("chain", "window")
-SPLITTING = ("branch", "branch_window")
+SPLITTING = ("branch", "branch_window", "brush")
 
 
 def check(algorithm: Any) -> None:
@@ -15,8 +15,8 @@ def check(algorithm: Any) -> None:
     tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
     if tree.name not in (*CHAINS, *SPLITTING):
         raise InputError(
-            f"algorithm.tree: elbo trains on the ends of chains and of trees that split, {tree.name} has others; take chain "
-            "or branch_window"
+            f"algorithm.tree: elbo trains on the ends of chains and of trees that split, {tree.name} has others; take "
+            "chain, branch_window or brush"
         )
     if tree.name in SPLITTING:
         _check_splitting(algorithm)
@@ -76,10 +76,13 @@ def _check_splitting(algorithm: Any) -> None:
         )
     if algorithm.kernel.name == "ode":
         raise InputError("algorithm.kernel: ode adds no noise where a tree splits; take flow_sde")
-    if tree.siblings != "own":
-        raise InputError(f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; take own by elbo")
-    if tree.prune is not None:
-        raise InputError("algorithm.tree.prune: elbo trains on samples, not on edges; take null")
+    if tree.name != "brush":
+        if tree.siblings != "own":
+            raise InputError(
+                f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; take own by elbo"
+            )
+        if tree.prune is not None:
+            raise InputError("algorithm.tree.prune: elbo trains on samples, not on edges; take null")
     if algorithm.objective.couples == "group":
         raise InputError(f"algorithm.tree: {algorithm.objective.name} compares whole samples of a group; take chain")
 
@@ -97,10 +100,11 @@ def check_run(config: Any) -> None:
     """Raise InputError if a setting of the run or of training does not go with likelihood elbo."""
     run, train, algorithm = config.run, config.train, config.algorithm
     tree, (first, _) = algorithm.tree, algorithm.likelihood.steps or (0, None)
-    if tree.name in SPLITTING and tree.splits and min(tree.splits) > first and tree.roots(train.group_size) == 1:
+    split = tree.first_split if tree.name in SPLITTING else 0
+    if split > first and tree.roots(train.group_size) == 1:
         raise InputError(
-            f"algorithm.tree.splits: a group is one tree, and above step {min(tree.splits)} nothing is compared with it; "
-            f"split at step {first}, or take train.group_size={2 * train.group_size}"
+            f"algorithm.tree: a group is one tree, and above step {split} nothing is compared with it; split at step "
+            f"{first}, or take train.group_size={2 * train.group_size}"
         )
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")

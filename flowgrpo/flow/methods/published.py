@@ -92,6 +92,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "awm_split": {},
     "awm_tree": {},
     "awm_late": {},
+    "awm_brush": {},
     "ram": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
     # The source moves the average every 10 iterations, with a decay of at most (1 + n) / (10 + n) after iteration n.
     "crd": {**_STUDY, **_loop(updates=2, norm=1.0, ema={"decay": 0.995, "every": 20, "warmup": 19})},

@@ -128,6 +128,14 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": {**_STRATA, "steps": [2, -2]},
         "objective": {"name": "gradient", "ratio": False},
     },
+    # Ours: the same on brushes. Two branches leave the ODE trunk of each start at each of the steps 1 to 3.
+    # 1. as 1. of awm_split. A branch is compared with what the trunk leads to, too.
+    "awm_brush": {
+        **_SPLIT,
+        "tree": {"name": "brush", "branches": 2, "profile": [0, 2, 2, 2]},
+        "likelihood": _STRATA,
+        "objective": {"name": "gradient", "ratio": False},
+    },
     # RAM (Reinforce Adjoint Matching): arXiv 2605.10759, known to us from summaries, and the port in the study's code.
     # 1. Sampler, noise levels and decay are the port's. In the paper the current policy samples, and the target is
     #    v_ref + R ((noise - x0) - v) with the current policy's v. The port and this row use the old policy's v.
@@ -216,7 +224,7 @@ PRESETS: dict[str, PresetRow] = {
 
 # Guidance is as in the sources: off in rollouts and updates, or on in rollouts alone. For SePPO and GDRO it is unknown,
 # and "on in rollouts" is our choice. ram, awm_fast and elbo_grpo follow the code that they come from.
-_OURS = ("awm_fast", "awm_split", "awm_tree", "awm_late")
+_OURS = ("awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush")
 _UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", *_OURS, "ram", "crd")
 DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {

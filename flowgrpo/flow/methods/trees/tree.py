@@ -185,6 +185,11 @@ class Brush(Rooted):
     finish: Finish | None = None
     """How ODE steps finish a branch: a number bounds these steps, a map sets more; null: all the remaining steps."""
 
+    @property
+    def first_split(self) -> int:
+        """Return the first step that branches leave."""
+        return next((step for step, count in enumerate(self.profile or [1]) if count), 0)
+
     @override
     def roots(self, group_size: int) -> int:
         return count_roots(group_size, self.branches, "algorithm.tree.branches children of each seed")
@@ -236,6 +241,11 @@ class Branching(Rooted):
     """Strength s of correlated or hot noise."""
     prune: Pruning | None = None
     """Which edges leave the update; null: none do."""
+
+    @property
+    def first_split(self) -> int:
+        """Return the first step that splits."""
+        return min(self.splits or [0])
 
     @override
     def roots(self, group_size: int) -> int:

@@ -102,7 +102,7 @@ def test_sol_rl_is_diffusion_nft_on_drafts():
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "methods.md"
-OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast", "awm_split", "awm_tree", "awm_late"}
+OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush"}
 HEAD = "| preset | guidance | steps | groups x size | optimizer steps | learning rate | average |"
 
 
@@ -155,6 +155,7 @@ def test_a_source_s_guidance_is_what_its_row_sets():
         "awm_split",
         "awm_tree",
         "awm_late",
+        "awm_brush",
         "seppo",
         "gdro",
     }

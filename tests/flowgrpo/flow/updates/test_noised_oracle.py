@@ -15,7 +15,8 @@ from flowgrpo.training.advantages import baseline
 EXACT = [name for name in PRESETS if name not in OPEN]
 # A plain run leaves them out: at their anchor `pepg` and `elbo_grpo` take the step of `epg`, `awm_fast` that of `awm`, and
 # `sol_rl` that of `nft`, at fewer noise levels.
-KINDS = [name for name in PRESETS if name not in ("pepg", "elbo_grpo", "awm_fast", "awm_tree", "awm_late", "sol_rl")]
+ALIKE = ("pepg", "elbo_grpo", "awm_fast", "awm_tree", "awm_late", "awm_brush", "sol_rl")
+KINDS = [name for name in PRESETS if name not in ALIKE]
 SIGNS = {*product(["objective"], KINDS), *product(["baseline", "likelihood"], ["nft", "dpo"])}
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 

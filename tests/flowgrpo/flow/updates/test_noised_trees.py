@@ -27,6 +27,16 @@ def run_of(folder, likelihood=(), **changes):
     return trainer(settings(folder, algorithm=algorithm, **{**sizes, **changes}))
 
 
+def brush_run(folder, changes):
+    algorithm = {"preset": "awm_brush", **{axis: {**SPLIT.get(axis, {}), **own} for axis, own in changes.items()}}
+    algorithm |= {
+        "tree": changes["tree"],
+        "baseline": {**SPLIT["baseline"], "scale": 1.0},
+        "likelihood": {**DRAWS, "steps": None},
+    }
+    return trainer(settings(folder, algorithm=algorithm, train__group_size=4, train__groups=2, train__updates=1))
+
+
 def rolled(run):
     batch = run.rollout(0, run.groups(0))
     return batch, credit(run, batch)
@@ -123,6 +133,35 @@ def test_each_draw_is_tied_to_the_last_split_above_it(tmp_path):
     assert seen == {None, 1, 3}
 
 
+def branch_step(tree, end):
+    """The step at which the branch of an end leaves its trunk."""
+    side = min(node for node in tree.ancestry(end) if tree.nodes[node].role == "side")
+    return tree.nodes[tree.nodes[side].parent].step
+
+
+def test_a_brush_s_trunk_takes_credit_for_what_it_leads_to(tmp_path):
+    """Two branches leave the trunk at step 1, and two at step 2, where it ends."""
+    changes = {"tree": {"name": "brush", "branches": 2, "profile": [0, 2, 2]}, "credit": {"group": 0, "siblings": 1}}
+    batch, credited = rolled(brush_run(tmp_path, changes))
+    tree, noised, rewards = batch.tree, credited.noised, batch.scores.values[:, 0]
+    trunk = set()
+    for call in noised.calls:
+        for draw in call.draws:
+            edge, root = tree.nodes[draw.edge], noised.node(draw).root
+            own = [leaf for leaf, node in enumerate(tree.leaves) if tree.nodes[node].root == root]
+            began = {leaf: branch_step(tree, tree.leaves[leaf]) for leaf in own}
+            above = [at for at in (1, 2) if at <= began[draw.leaf] and tree.sigmas[at] >= call.sigma]
+            assert edge.step == (above[-1] + 1 if above else 1)
+            assert (draw.shared is not None) == bool(above)
+            if above == [1] and began[draw.leaf] == 2:
+                late, early = ([rewards[leaf] for leaf in own if began[leaf] == at] for at in (2, 1))
+                expected = torch.stack(late).mean() - torch.stack(early).mean()
+                assert float(noised.advantages[draw.edge]) == pytest.approx(float(expected), abs=1e-6)
+                trunk.add(draw.edge)
+    assert len(trunk) == 4
+    assert sorted(sum(tree.nodes[node].root.index == i for node in tree.leaves) for i in (0, 1)) == [8, 8]
+
+
 def test_two_optimizer_steps_share_the_samples(tmp_path):
     changes = {"train__updates": 2, "train__split": "groups"}
     run = run_of(tmp_path, {"antithetic": True}, **changes)
@@ -143,8 +182,8 @@ def test_two_optimizer_steps_share_the_samples(tmp_path):
         ({"kernel": {"name": "ode", "level": None}}, r"algorithm\.kernel: ode adds no noise where a tree splits"),
         ({"tree": {"prune": {"rule": "extremes"}}}, r"algorithm\.tree\.prune: elbo trains on samples"),
         (
-            {"tree": {"name": "brush"}},
-            r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, brush",
+            {"tree": {"name": "twigs"}},
+            r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, twigs has others",
         ),
     ],
 )
@@ -158,7 +197,7 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, changes, said):
 
 
 def test_what_a_run_cannot_do_with_trees_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"algorithm\.tree\.splits: a group is one tree, and above step 2"):
+    with pytest.raises(InputError, match=r"algorithm\.tree: a group is one tree, and above step 2"):
         run_of(tmp_path, train__group_size=2)
     late = {"preset": "awm_split", "likelihood": {**DRAWS, "steps": [2, -1]}}  # no draw lies above the split
     assert settings(tmp_path, algorithm=late, train__group_size=2).algorithm.likelihood.steps == [2, -1]
