@@ -1,7 +1,7 @@
-"""Compare methods on an embedded model, at equal wall time or at equal model evaluations; writes a table and curves.
+"""Compare methods on an embedded model, at equal wall time or at equal model evaluations; writes a table.
 
     python research/compare_methods.py run OUT --seeds 0 1 2 --seconds 100 [--methods tempflow branch_grpo ...]
-    python research/compare_methods.py report OUT [OUT ...] [--picture curves.svg]
+    python research/compare_methods.py report OUT [OUT ...]
     python research/compare_methods.py run OUT --config configs/mdlm.yaml --work 50000 [--methods gdpo ...]
     python research/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
     python research/compare_methods.py run OUT --seeds 0 1 2 --work 8000 --rates 3e-5 1e-4 3e-4 [--methods ...]
@@ -13,7 +13,7 @@ prompts for all methods alike. Complete runs are not repeated.
 
 `report` reads the metrics of the runs and interpolates their held-out reward at the budget. After a budget of seconds
 it also does so at an equal number of model evaluations: --evaluations, or the most that all runs have made. --rise adds
-the evaluations that a rise of the reward took. --picture needs matplotlib (pip install -e '.[docs]').
+the evaluations that a rise of the reward took.
 
 --settings are of all methods. --batch sets each method's groups, so that iterations cost about as many model evaluations.
 
@@ -295,36 +295,6 @@ def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:
     return min(points[-1][0] for own in by_work.values() for points in own)
 
 
-def draw(folders: list[Path], budget: Budget, work: float | None, picture: Path) -> None:
-    """Draw the mean curves over the seeds, by the budget and by model evaluations."""
-    import matplotlib.pyplot as plt
-
-    runs = {name: [read(path) for path in own] for name, own in runs_in(folders, budget).items()}
-    spent = {name: [curve(lines, budget.used) for lines in own] for name, own in runs.items()}
-    by_work = {name: [curve(lines, evaluations) for lines in own] for name, own in runs.items()}
-    panels = [(by_work, work or least_work(by_work), "model evaluations")]
-    if budget.used is trained_seconds:
-        panels.insert(0, (spent, budget.amount, "seconds of rollout and update, one thread"))
-    names = sorted(spent, key=lambda name: -statistics.mean(at(points, budget.amount) for points in spent[name]))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5.5 * len(panels), 4.2), sharey=True, layout="constrained", squeeze=False
-    )
-    colours, styles = plt.colormaps["tab20"].colors, ("-", "--")
-    for axis, (data, limit, label) in zip(axes[0], panels, strict=True):
-        for place, name in enumerate(names):
-            end = min([limit, *(points[-1][0] for points in data[name])])
-            costs = [end * i / 40 for i in range(41)]
-            means = [statistics.mean(at(points, cost) for points in data[name]) for cost in costs]
-            look = {"color": colours[place % len(colours)], "linestyle": styles[place // len(colours) % len(styles)]}
-            axis.plot(costs, means, label=name, linewidth=1.6, **look)
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].set_ylabel("held-out reward")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9)
-    figure.savefig(picture)
-
-
 def parsed(methods: list[str], settings: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the name and the overrides of each method; `settings` are of all."""
     found = {}
@@ -358,15 +328,12 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", metavar="RATE", help="learning rates to choose each method's from")
     parser.add_argument("--rates-seed", type=int, default=7, help="the seed that chooses")
     parser.add_argument("--rates-budget", type=float, help="of the runs that choose; by default as --work or --seconds")
-    parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     budget = Budget(options.seconds, trained_seconds, "seconds")
     if options.work is not None:
         budget = Budget(options.work, evaluations, "evaluations")
     if options.command == "report":
         report(options.folders, budget, work=options.evaluations, rise=options.rise)
-        if options.picture is not None:
-            draw(options.folders, budget, options.evaluations, options.picture)
         return
     (out,) = options.folders
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]), options.settings)

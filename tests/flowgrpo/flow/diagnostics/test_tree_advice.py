@@ -43,7 +43,7 @@ def test_a_split_is_advised_above_the_part_that_decides_most():
 
 
 def test_the_model_is_near_what_was_measured_on_patterns():
-    """Gains of a second over those of chains, see docs/methods.md: 1.46 at step 8; no split at 16, where it was 0.63."""
+    """Gains of a second over those of chains, see docs/comparison.md: 1.46 at step 8; no split at 16, where it was 0.63."""
     parts = shares(0.0, 0.27, 0.51, 0.22)
     assert advise(parts, 24, CHEAP, whole).gain == pytest.approx(1.46, abs=0.22)
 
