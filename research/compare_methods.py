@@ -151,8 +151,9 @@ def settings_of(overrides: Sequence[str], path: Path) -> list[str]:
 
 def groups(overrides: Sequence[str], path: Path, batch: float) -> str:
     """Return the setting of a method's groups with which an iteration costs about `batch` model evaluations."""
-    chosen = config.load(path, [*settings_of(overrides, path), "train.groups=1"])
-    return f"train.groups={max(1, round(batch / planned(KINDS[chosen.kind].plan.plan(chosen))))}"
+    least = config.load(path, settings_of(overrides, path)).train.updates  # each optimizer step has groups of its own
+    chosen = config.load(path, [*settings_of(overrides, path), f"train.groups={least}"])
+    return f"train.groups={least * max(1, round(batch / planned(KINDS[chosen.kind].plan.plan(chosen))))}"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -168,16 +169,20 @@ def finished(folder: Path, budget: Budget) -> bool:
     return any(line["phase"] == "eval" and budget.used(lines[:i]) >= budget.amount for i, line in enumerate(lines))
 
 
+def trained_by(settings: Any) -> dict[str, Any]:
+    """Return the settings that a run's result depends on."""
+    kept = settings.model_dump(mode="json", exclude={"run"})
+    kept["eval"].pop("every")
+    return kept
+
+
 def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
     """Train one run of a config to its budget, unless it is complete; return its held-out reward there."""
     run = f"{name}-seed{seed}"
     settings = settings_of(overrides, path)
     if finished(out / run, budget):
-        rate = config.load(path, settings).train.learning_rate
-        if rates_of([out / run]) != f"{rate:g}":
-            raise SystemExit(
-                f"{out / run} was trained by another learning rate than {rate:g}, take it away, or another folder"
-            )
+        if trained_by(config.load(out / run / "config.yaml")) != trained_by(config.load(path, settings)):
+            raise SystemExit(f"{out / run} was trained by other settings, take it away, or another folder")
         return at(curve(read(out / run), budget.used), budget.amount)
     shutil.rmtree(out / run, ignore_errors=True)
     settings += [f"run.seed={seed}", f"run.dir={out}", f"run.name={run}"]
@@ -301,11 +306,8 @@ def parsed(methods: list[str], settings: Sequence[str] = ()) -> dict[str, list[s
     for method in methods:
         name, _, rest = method.partition("=")
         preset, *overrides = shlex.split(rest) if rest else [name]
-        found[name] = [
-            f"algorithm={{preset: {preset}}}",
-            *settings,
-            *overrides,
-        ]  # replaces the whole section of the config
+        axes = f"algorithm={{preset: {preset}}}"  # replaces the whole section of the config
+        found[name] = [axes, *settings, *overrides]
     return found
 
 

@@ -16,7 +16,8 @@ evaluations pay for, or 10 seconds. Errors are standard errors: jackknife over b
 mean's own direction is not in them. Gradients are clipped as in a run.
 
 `half` are the weights after `HALF` iterations of the task's config; the reference is the model before them. Results are
-kept in OUT, one file for each method, and not measured again. Seconds are CPU seconds of one thread.
+kept in OUT, one file for each method, and not measured again; those of other options are refused. Seconds are CPU seconds
+of one thread.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Job:
         """Return whether the result is there; end the program if it is one of other options."""
         if not self.file.is_file():
             return False
-        kept = json.loads(self.file.read_text())["options"]
+        kept = json.loads(self.file.read_text()).get("options")
         if kept != self.options:
             sys.exit(f"{self.file} was measured with {kept}, not {self.options}: take it away, or another folder")
         return True

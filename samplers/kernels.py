@@ -138,7 +138,9 @@ class Kernel:
     @property
     def label(self) -> str:
         """Return name and level as text."""
-        return f"{self.name} {self.level:g}" if self.stochastic else "dpm2" if self.order == 2 else self.name
+        if self.stochastic:
+            return f"{self.name} {self.level:g}"
+        return "dpm2" if self.order == 2 else self.name
 
     @property
     def stochastic(self) -> bool:

@@ -36,7 +36,7 @@ class SecondOrder:
     ) -> State:
         """Return what second order adds to Euler's steps, float32 tensors (E, ...), from `nodes` to their `children`.
 
-        `state` and `velocity` have tensors (E, ...).
+        `state` and `velocity` have tensors (E, ...), `sigma_next` is above 0. Estimates are kept for the children's steps.
         """
         clean = tuple(x.float() - sigma * v.float() for x, v in zip(state, velocity, strict=True))
         before = [self._before.get(node) for node in nodes]
@@ -55,7 +55,7 @@ class SecondOrder:
 
 
 def _weight(before: float, sigma: float, sigma_next: float) -> float:
-    if before == 1 or sigma_next == 0:
+    if before == 1:
         return 0.0
     ratio = (_log_odds(sigma_next) - _log_odds(sigma)) / (_log_odds(sigma) - _log_odds(before))
     return (sigma - sigma_next) / sigma * ratio / 2

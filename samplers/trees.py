@@ -247,12 +247,10 @@ def grow(
             velocity = tuple(v.detach() for v in velocity)
             for edges in evaluation.edges:
                 added = None
-                if edges.move.kernel.order == 2:
-                    at, leaving = (
-                        [batch[row] for row in edges.rows.tolist()],
-                        (edges.gather(state), edges.gather(velocity)),
-                    )
-                    added = second.correction(*leaving, sigma, edges.sigma_next, at, edges.nodes.tolist())
+                if edges.move.kernel.order == 2 and edges.sigma_next > 0:
+                    nodes = [batch[row] for row in edges.rows.tolist()]
+                    own, moved = edges.gather(state), edges.gather(velocity)
+                    added = second.correction(own, moved, sigma, edges.sigma_next, nodes, edges.nodes.tolist())
                 following, mean = _step(tree, edges, sigma, state, velocity, draw, added)
                 if edges.move.trained:
                     evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None

@@ -37,7 +37,7 @@ SEED = {"run.seed": 2}
 
 def sampler(kernel: Choice) -> tuple[float, float]:
     """Return mean and variance of the samples of chains, which have the kernel's noise at all steps."""
-    if getattr(kernel, "solver", None) == "dpm2":
+    if kernel.solver == "dpm2":
         return MEAN, DPM2_VARIANCE
     return moments([step(kernel.name, getattr(kernel, "level", 0.0), *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)])
 

@@ -197,15 +197,15 @@ class Algorithm(AlgorithmSection):
             raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo, leave it out")
         if self.likelihood.name == "elbo":
             likelihood_rules.check(self)
-        elif self.kernel.solver != "euler":
-            raise InputError(
-                f"algorithm.kernel.solver: {self.kernel.solver} uses the step before, and trajectory replays single steps; "
-                "take euler"
-            )
         elif self.kernel.name == "ode":
             raise InputError(
                 "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
                 "noise, flow_sde say"
+            )
+        elif self.kernel.solver != "euler":
+            raise InputError(
+                f"algorithm.kernel.solver: {self.kernel.solver} uses the step before, and trajectory replays single steps; "
+                "take euler"
             )
         if objective == "normalised_ratio" and form != "mean":
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")

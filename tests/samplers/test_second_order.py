@@ -1,5 +1,7 @@
 """ODE steps of second order: the solver of diffusers, and the flow's own end sooner than by Euler's method, in any tree."""
 
+import math
+
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
@@ -7,6 +9,7 @@ from gaussian_flow import MEAN, STD, schedule, velocity
 
 from samplers.kernels import DPM2, ODE, Kernel
 from samplers.plans import branch, chain, second_order
+from samplers.second_order import SecondOrder
 from samplers.trees import Move, Root, grow
 
 START = torch.linspace(-2, 2, 9)[:, None]
@@ -113,3 +116,17 @@ def test_rows_of_one_call_may_have_different_pasts():
     first, second = (torch.stack([ends[i, child] for i in range(9)]) for child in (0, 1))
     torch.testing.assert_close(first, whole, rtol=0, atol=1e-6)
     assert (second - whole).abs().max() > 0.005
+
+
+def test_estimates_are_kept_for_as_long_as_a_step_needs_them():
+    second = SecondOrder()
+    state = (torch.ones(2, 3, dtype=torch.bfloat16),)
+    (first,) = second.correction(state, state, 0.9, 0.7, [0, 1], [2, 3])
+    assert torch.equal(first, torch.zeros(2, 3))
+    (found,) = second.correction(state, (torch.zeros(2, 3),), 0.7, 0.5, [2, 3], [4, 5])
+    ratio = math.log(0.7 / 0.3) / (math.log(0.3 / 0.7) - math.log(0.1 / 0.9))
+    torch.testing.assert_close(found, torch.full((2, 3), 0.2 / 0.7 * ratio / 2 * 0.9))  # estimates are 1 - 0.9, then 1
+    second.forget(2)
+    (found,) = second.correction(state, state, 0.7, 0.5, [2, 3], [4, 5])
+    assert not found[0].any()
+    assert found[1].all()

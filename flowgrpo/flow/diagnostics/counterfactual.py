@@ -32,7 +32,7 @@ from flowgrpo.training.scoring.scorer import Scorer
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
-from samplers.kernels import Kernel, State, slope
+from samplers.kernels import DPM2, ODE, Kernel, State, slope
 from samplers.levels import DEFAULT_LEVELS
 from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, draw_noise, grow, stack_states
 
@@ -244,7 +244,8 @@ def _first_walk(tree: Tree, credit: Mapping[int, float | None], drawn: Any) -> T
         path = tree.nodes[leaf].path
         noises = {s: tuple(drawn(shape, 0, path, s, c) for c, shape in enumerate(shapes)) for s in range(last)}
         return Trajectory([lent] * last + [Move()], noises, dict.fromkeys(range(last), credit.get(leaf)), True)
-    moves, noises = [Move()] * (last + 1), {}
+    still = DPM2 if any(edges.move.kernel == DPM2 for e in tree.evaluations for edges in e.edges) else ODE
+    moves, noises = [Move(still)] * (last + 1), {}
     for step, (_, _, edges, place) in first.items():
         moves[step] = Move(edges.move.kernel, noise_scale=edges.move.noise_scale)
         noises[step] = tuple(

@@ -67,7 +67,8 @@ def defaults(model: str) -> dict[str, Any]:
 def examine(settings: Config, evaluations: int | None = None) -> Iterator[Check]:
     """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong.
 
-    The check `spectrum` takes `evaluations` model evaluations; None: those of half a minute, 600 or more.
+    The check `spectrum` takes `evaluations` model evaluations; None: those of half a minute, 600 or more. The check `tree`
+    takes up to half as many again.
     """
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
@@ -149,11 +150,13 @@ def _checks(
         yield from _drift_and_gradients(policy, weights, rows, settings)
     policy.prepare(rows)
     policy.offload()
+    branches = cost["geometry"]["guidance_branches"]
     begun, before = time.perf_counter(), policy.evaluations
-    yield _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    spread = _spread(policy, rewards, chosen, settings.train.rollout_rows)
+    steps_a_second = (policy.evaluations - before) / branches / (time.perf_counter() - begun)
+    yield spread
     if evaluations is None:
-        seconds = (time.perf_counter() - begun) / (policy.evaluations - before)
-        evaluations = max(spectrum.EVALUATIONS, round(spectrum.SECONDS / seconds))
+        evaluations = max(spectrum.EVALUATIONS, round(spectrum.SECONDS * steps_a_second))
     measured_rows = [Row(p.text, 0, p.columns) for p in measured]
     found = spectrum.measure(
         policy,
@@ -165,7 +168,7 @@ def _checks(
         evaluations=evaluations,
     )
     yield found.check
-    per_row = _seconds_per_row(policy, weights, rows, settings=settings, branches=cost["geometry"]["guidance_branches"])
+    per_row = _seconds_per_row(policy, weights, rows, settings=settings, branches=branches)
     yield _time(per_row, cost)
     steps = len(policy.sigmas) - 1
     rolls_out = settings.data.groups is None and settings.run.engine is None and not policy.pins
@@ -198,9 +201,10 @@ def _checks(
 
 
 def _noisy_kernels(policy: DiffusersPolicy, settings: Config) -> Sequence[Kernel]:
-    """Return the kernel of each step; flow_sde for methods that train on final samples, whose chains are mostly ODE."""
+    """Return the kernel of each step; flow_sde where all steps are ODE, or all but those at which trees split."""
     algorithm = settings.algorithm
-    noisy = FlowSDE() if algorithm.likelihood.name == "elbo" else algorithm.kernel
+    splits = algorithm.likelihood.name == "elbo" and algorithm.tree.name in ("branch_window", "brush")
+    noisy = FlowSDE() if splits or algorithm.kernel.name == "ode" else algorithm.kernel
     return noisy.kernels(len(policy.sigmas) - 1)
 
 

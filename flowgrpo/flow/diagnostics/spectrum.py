@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ PROMPTS = 24  # that share a budget, at most
 FEWEST = 3  # starts per prompt: the jackknife leaves one out and needs two others
 ENOUGH = 500  # starts of all prompts with which thirds of the steps are cut into shorter parts
 ASIDE = "aside"
+Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs
 START = -1  # stands for the last common state of samples from two starts, which have none
 
 
@@ -91,21 +92,23 @@ def geometry(steps: int, prompts: int, evaluations: int) -> tuple[list[int], int
     return splits, *found
 
 
-def spectrum(
-    tree: Tree, rewards: torch.Tensor, parts: Iterable[int] | None = None
-) -> tuple[list[VarianceShare], float]:
+def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
     """Return the variance shares of the start and the steps, with jackknife errors over starts, and the total variance.
 
-    Without variance, [] and 0 are returned.
-
-    Args:
-        tree: grown by a plan of `plan_nested`, with three or more starts per group.
-        rewards: (leaves,) float64, NaN where lost.
-        parts: the splits at which parts of the schedule begin, the first among them; by default all.
+    `tree` is grown by a plan of `plan_nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
+    lost. Without variance, [] and 0 are returned.
     """
-    of_starts = _squares(tree, rewards)
-    splits = sorted({split for squares in of_starts.values() for split in squares} - {START})
-    begins = splits if parts is None else [split for split in splits if split in set(parts)]
+    of_starts = squares_of(tree, rewards)
+    return shares_of(of_starts, _splits(of_starts), len(tree.sigmas) - 2)
+
+
+def shares_of(
+    of_starts: Mapping[tuple[int, int], Squares], begins: Sequence[int], end: int
+) -> tuple[list[VarianceShare], float]:
+    """Return what `spectrum` does, for parts of the schedule that begin at `begins`; the noisy steps stop before `end`.
+
+    `begins` are steps that split, with the first of them.
+    """
     sums = torch.tensor(
         [[squares.get(split, (0.0, 0)) for split in (START, *begins)] for squares in of_starts.values()],
         dtype=torch.float64,
@@ -114,8 +117,8 @@ def spectrum(
     total = sums.sum(0) * torch.tensor([0.5, *[1.0] * len(begins)], dtype=torch.float64)[:, None]
     if not total[0, 0] > 0:
         return [], 0.0
-    ends = [*begins[1:], max([len(tree.sigmas) - 2, *(split + 1 for split in splits)])]  # the last step has no noise
-    steps = [None, *zip(begins, ends if begins else [], strict=True)]
+    ends = [*begins[1:], max(end, begins[-1] + 1)] if begins else []
+    steps = [None, *zip(begins, ends, strict=True)]
     without = _shares(total - sums)
     errors = ((len(without) - 1) * (without - without.mean(0)).square().mean(0)).sqrt()
     columns = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
@@ -160,11 +163,13 @@ def measure(
         plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits)
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
     totals = Combination.of(rewards, baseline).total(scores.values)
-    shares, variance = spectrum(tree, totals)
+    of_starts = squares_of(tree, totals)
+    shares, variance = shares_of(of_starts, _splits(of_starts), steps - 1)
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
         return Measured(check=Check("spectrum", True, f"the reward has no variance to share out ({cost})"))
-    thirds, _ = spectrum(tree, totals, {steps * third // 3 for third in range(3)})
+    begins = [split for split in splits if split in {steps * third // 3 for third in range(3)}]
+    thirds, _ = shares_of(of_starts, begins, steps - 1)
     parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in thirds)
     summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
@@ -204,10 +209,11 @@ def decided_at(
     return sum(siblings) / len(siblings) / (sum(strangers) / len(strangers))
 
 
-Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs
+def _splits(of_starts: Mapping[tuple[int, int], Squares]) -> list[int]:
+    return sorted({split for squares in of_starts.values() for split in squares} - {START})
 
 
-def _squares(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
+def squares_of(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
     """Return for each (group, start) the `Squares` of all pairs of samples with at least one sample of this start.
 
     Samples without a reward are left out."""

@@ -1,11 +1,11 @@
 """Advice on the tree of final-sample methods: chains, or groups that share their first steps and split once.
 
 The model predicts the gain of a second from the variance spectrum and from what steps, draws and rewards cost. Let segment
-k of the schedule, or the start, decide the share s_k of the reward's variance. The update about k has a signal in proportion
+k of the schedule, of n_k steps, decide the share s_k of the reward's variance. The update about k has a signal in proportion
 to s_k for each draw of a noise level in k. Its noise is that of the advantage, with variance V. D draws over a part K of the
 schedule have
 
-    gain of a second ~ sum_k s_k^2 sqrt(D) / (K sqrt(V x seconds of a group))    over the segments k that are trained
+    gain of a second ~ sum_k s_k^2 sqrt(D) / (n_k K sqrt(V x seconds of a group))    over the segments k that are trained
 
 For chains (`awm_fast`) V is the whole variance of the reward. For groups that split at a step (`awm_late`) it is the part
 that later steps decide. No draw lies above the split, and the evaluations up to it are shared. Siblings differ by the noise
@@ -70,7 +70,7 @@ def advise(
     def gain(split: int | None) -> float:
         """Return the predicted gain of a second, in a unit that all splits and chains have in common."""
         trained = [each for begin, each in segments if split is None or begin >= split]
-        squares = sum(max(each.share**2 - each.error**2, 0.0) for each in trained)  # an error adds its square
+        squares = sum(max(each.share**2 - each.error**2, 0.0) / _length(each, shares) for each in trained)
         first, shared, variance = (FIRST, 0, 1.0) if split is None else (split, split + 1, _decided(trained))
         own = (steps - shared) * seconds.step + DRAWS * seconds.draw + seconds.score
         return squares / ((steps - LAST - first) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
@@ -84,6 +84,12 @@ def advise(
     later = _decided([each for begin, each in segments if begin >= best])
     predicted = gain(best) / chains * math.sqrt(min(max(decided_at(best), 0.0) / later, 1.0))
     return Advised(split=None, gain=1.0) if predicted < MARGIN else Advised(split=best, gain=predicted)
+
+
+def _length(part: VarianceShare, shares: Sequence[VarianceShare]) -> int:
+    """Return the number of steps of a part; the start counts as the first part does, whose noise levels are nearest."""
+    first, end = part.steps or next((each.steps for each in shares if each.steps is not None), (0, 1))
+    return end - first
 
 
 def _decided(parts: Sequence[VarianceShare]) -> float:

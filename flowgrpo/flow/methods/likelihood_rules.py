@@ -31,6 +31,11 @@ def check(algorithm: Any) -> None:
             "algorithm.tree.start: shared gives a group one start, and ode adds no noise, so that its samples are equal; "
             "take independent"
         )
+    if algorithm.kernel.solver != "euler" and algorithm.kernel.name != "ode" and _noisy_throughout(tree):
+        raise InputError(
+            f"algorithm.kernel.solver: the steps of {tree.name} have noise, and {algorithm.kernel.solver} takes those "
+            "without; take euler"
+        )
     if algorithm.kernel.calibrate is not None:
         raise InputError(
             "algorithm.kernel.calibrate: it counts the gains of steps, which elbo does not train; take null"
@@ -65,6 +70,10 @@ def check(algorithm: Any) -> None:
         )
 
 
+def _noisy_throughout(tree: Any) -> bool:
+    return tree.name == "branch" or (tree.name == "chain" and tree.steps is None)
+
+
 def _check_splitting(algorithm: Any) -> None:
     """Raise InputError if a choice does not go with final samples of trees that split."""
     tree, credit = algorithm.tree, algorithm.credit
@@ -76,7 +85,10 @@ def _check_splitting(algorithm: Any) -> None:
         )
     if algorithm.kernel.name == "ode":
         raise InputError("algorithm.kernel: ode adds no noise where a tree splits; take flow_sde")
-    if tree.name != "brush":
+    if tree.name == "brush":
+        if tree.finish is not None:
+            raise InputError("algorithm.tree.finish: elbo trains on what a finish makes, so it is exact; take null")
+    else:
         if tree.siblings != "own":
             raise InputError(
                 f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; take own by elbo"
@@ -105,6 +117,11 @@ def check_run(config: Any) -> None:
         raise InputError(
             f"algorithm.tree: a group is one tree, and above step {split} nothing is compared with it; split at step "
             f"{first}, or take train.group_size={2 * train.group_size}"
+        )
+    if split > first and tree.start == "shared" and tree.name != "branch":
+        raise InputError(
+            f"algorithm.tree.start: all trees of a group share the ODE steps above step {split}, and draws there learn "
+            f"nothing; take independent, or split at step {first}"
         )
     if train.split == "edges":
         raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")

@@ -128,7 +128,7 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": {**_STRATA, "steps": [2, -2]},
         "objective": {"name": "gradient", "ratio": False},
     },
-    # Ours: the same on brushes. Two branches leave the ODE trunk of each start at each of the steps 1 to 3.
+    # Ours: awm_split on brushes. Two branches leave the ODE trunk of each start at each of the steps 1 to 3.
     # 1. as 1. of awm_split. A branch is compared with what the trunk leads to, too.
     "awm_brush": {
         **_SPLIT,

@@ -190,7 +190,8 @@ def count_kept(config: Config, num_steps: int) -> tuple[int, int]:
     for edges in (edges for e in tree.evaluations for edges in e.edges):
         states |= {id(x): x.numel() for state in (edges.next_state, edges.mean) for x in state or ()}
     groups = Counter(tree.nodes[leaf].root.group for leaf in tree.leaves)
-    return sum(states.values()) + len(tree.leaves), max(groups.values())
+    estimates = 2 if algorithm.kernel.solver == "dpm2" else 0  # before and after a step of second order
+    return sum(states.values()) + (1 + estimates) * len(tree.leaves), max(groups.values())
 
 
 def _check_calibration(tree: Tree, rewards: torch.Tensor) -> None:

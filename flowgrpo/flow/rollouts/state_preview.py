@@ -113,7 +113,7 @@ class StatePreviews:
         if recorder is None or settings is None:
             return []
         previews = _collect_states(tree, recorder, settings.prompts)
-        leaves: dict[int | None, int] = {node: index for index, node in enumerate(tree.leaves)}
+        leaves: dict[int, int] = {node: index for index, node in enumerate(tree.leaves)}
         scored = leads and settings.score and not any(reward.group_wise for reward in self.rewards)
         shown: dict[tuple[int, bool], list[int]] = defaultdict(list)  # by group and whether estimated
         for place, each in enumerate(previews):

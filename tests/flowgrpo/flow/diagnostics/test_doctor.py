@@ -1,5 +1,6 @@
 """The doctor finds a sound model sound, and names the fault of one that was broken on purpose."""
 
+import itertools
 import json
 import re
 import time
@@ -11,7 +12,7 @@ import torch
 from zoo import SPECIMENS
 
 from flowgrpo.cli import main
-from flowgrpo.flow.diagnostics import spectrum
+from flowgrpo.flow.diagnostics import doctor, spectrum
 from flowgrpo.flow.pipeline.loading import load as loading
 
 NAMES = ["runs", "conditioning", "times", "drift", "gradients"]
@@ -39,8 +40,11 @@ def evaluated(checks):
 def test_the_spectrum_takes_as_many_evaluations_as_told_or_as_its_seconds_pay_for(workplace, capsys, monkeypatch):
     assert evaluated(examined(capsys, "tiny.yaml")) == (54, 27)
     assert evaluated(examined(capsys, "tiny.yaml", "--spectrum", "600")) == (600, 300)
-    monkeypatch.setattr(spectrum, "SECONDS", 1)
-    assert evaluated(examined(capsys, "tiny.yaml"))[0] > 60
+    monkeypatch.setattr(spectrum, "SECONDS", 20)
+    monkeypatch.setattr(
+        doctor, "time", SimpleNamespace(perf_counter=itertools.count().__next__)
+    )  # a second of sampling
+    assert evaluated(examined(capsys, "tiny.yaml"))[0] == 20 * 2 * 4 * 3  # of two prompts four samples in three steps
 
 
 def test_a_language_model_has_no_spectrum(capsys):

@@ -18,7 +18,9 @@ from flowgrpo.flow.diagnostics.spectrum import (
     measure,
     plan_nested,
     roots_of,
+    shares_of,
     spectrum,
+    squares_of,
 )
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
@@ -148,14 +150,21 @@ def test_the_noise_of_one_step_decides_what_it_does_in_a_gaussian_flow(split):
 def test_parts_are_sums_of_shorter_ones_with_errors_of_their_own():
     tree, rewards = grown(range(5), starts=40)
     (_, *single), _ = spectrum(tree, rewards)
-    (start, *parts), _ = spectrum(tree, rewards, {0, 2, 4})
+
+    def by_parts(rewards):
+        return shares_of(squares_of(tree, rewards), [0, 2, 4], 5)[0]
+
+    start, *parts = by_parts(rewards)
     assert [part.steps for part in parts] == [(0, 2), (2, 4), (4, 5)]
     sums = [single[0].share + single[1].share, single[2].share + single[3].share, single[4].share]
     assert [part.share for part in parts] == pytest.approx(sums)
     assert start.share + sum(sums) == pytest.approx(1)
-    assert all(
-        part.error < one.error + other.error for part, one, other in zip(parts, single[::2], single[1::2], strict=False)
-    )
+    without = []
+    for left_out in range(40):
+        known = torch.tensor([tree.nodes[leaf].root.index != left_out for leaf in tree.leaves])
+        without.append([share.share for share in by_parts(rewards.where(known, torch.nan))])
+    errors = 39 * torch.tensor(without).var(0, correction=0)
+    assert [share.error for share in (start, *parts)] == pytest.approx(errors.sqrt().tolist(), rel=1e-3)
 
 
 def test_a_check_tells_a_table_and_what_it_took():

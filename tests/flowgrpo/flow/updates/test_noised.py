@@ -290,7 +290,7 @@ def test_a_model_of_one_step_learns_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tree": "brush"}, r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, brush"),
+        ({"tree": "twigs"}, r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, twigs"),
         ({"credit": "siblings"}, r"algorithm\.credit: elbo trains on final samples, siblings gives steps their own"),
         ({"tree": {"start": "shared"}}, r"algorithm\.tree\.start: shared gives a group one start"),
         ({"tree": "window"}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),

@@ -9,6 +9,7 @@ from oracle_samples import between
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.likelihood import bridge_moments
+from samplers.kernels import DPM2, Kernel
 
 SPLIT = {
     "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2]},
@@ -152,7 +153,7 @@ def test_a_brush_s_trunk_takes_credit_for_what_it_leads_to(tmp_path):
             began = {leaf: branch_step(tree, tree.leaves[leaf]) for leaf in own}
             above = [at for at in (1, 2) if at <= began[draw.leaf] and tree.sigmas[at] >= call.sigma]
             assert edge.step == (above[-1] + 1 if above else 1)
-            assert (draw.shared is not None) == bool(above)
+            assert (None if draw.shared is None else tree.nodes[draw.shared].step) == (above[-1] if above else None)
             if above == [1] and began[draw.leaf] == 2:
                 late, early = ([rewards[leaf] for leaf in own if began[leaf] == at] for at in (2, 1))
                 expected = torch.stack(late).mean() - torch.stack(early).mean()
@@ -160,6 +161,13 @@ def test_a_brush_s_trunk_takes_credit_for_what_it_leads_to(tmp_path):
                 trunk.add(draw.edge)
     assert len(trunk) == 4
     assert sorted(sum(tree.nodes[node].root.index == i for node in tree.leaves) for i in (0, 1)) == [8, 8]
+
+
+def test_steps_without_noise_are_of_second_order_if_asked(tmp_path):
+    tree = rolled(run_of(tmp_path, algorithm={"kernel": {"solver": "dpm2"}}))[0].tree
+    kernels = {(tree.nodes[edges.nodes[0]].step - 1, edges.move.kernel) for e in tree.evaluations for edges in e.edges}
+    steps = len(tree.sigmas) - 1
+    assert kernels == {(step, Kernel("flow_sde", 0.7) if step == 2 else DPM2) for step in range(steps)}
 
 
 def test_two_optimizer_steps_share_the_samples(tmp_path):
@@ -181,6 +189,11 @@ def test_two_optimizer_steps_share_the_samples(tmp_path):
         ),
         ({"kernel": {"name": "ode", "level": None}}, r"algorithm\.kernel: ode adds no noise where a tree splits"),
         ({"tree": {"prune": {"rule": "extremes"}}}, r"algorithm\.tree\.prune: elbo trains on samples"),
+        ({"tree": {"name": "brush", "finish": 2}}, r"algorithm\.tree\.finish: elbo trains on what a finish makes"),
+        (
+            {"tree": {"name": "branch", "siblings": "own"}, "kernel": {"solver": "dpm2"}},
+            r"algorithm\.kernel\.solver: the steps of branch have noise",
+        ),
         (
             {"tree": {"name": "twigs"}},
             r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, twigs has others",
@@ -199,6 +212,12 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, changes, said):
 def test_what_a_run_cannot_do_with_trees_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"algorithm\.tree: a group is one tree, and above step 2"):
         run_of(tmp_path, train__group_size=2)
+    with pytest.raises(
+        InputError, match=r"algorithm\.tree\.start: all trees of a group share the ODE steps above step 2"
+    ):
+        run_of(tmp_path, algorithm={"tree": {"start": "shared"}})
+    with pytest.raises(InputError, match=r"above step 1 nothing is compared with it; split at step 0"):
+        brush_run(tmp_path, {"tree": {"name": "brush", "branches": 4, "profile": [0, 4]}})
     late = {"preset": "awm_split", "likelihood": {**DRAWS, "steps": [2, -1]}}  # no draw lies above the split
     assert settings(tmp_path, algorithm=late, train__group_size=2).algorithm.likelihood.steps == [2, -1]
     with pytest.raises(InputError, match=r"algorithm\.tree: stored samples are ends of chains, branch_window splits"):
