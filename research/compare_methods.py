@@ -266,7 +266,7 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
     work = work or least_work(by_work)
     also = [f"after {work / 1000:.0f}k evaluations"] if timed else []
     also += [] if rise is None else [f"evaluations to +{rise:g}"]
-    after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:.0f}k evaluations"
+    after = f"after {budget.amount:.0f} s" if timed else f"after {budget.amount / 1000:g}k evaluations"
     header = ["method", "learning rate", "seeds", "before", after, "gain", *also, "iterations", "seconds"]
     print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     final = {name: [at(points, budget.amount) for points in own] for name, own in spent.items()}

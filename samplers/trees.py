@@ -248,9 +248,7 @@ def grow(
             for edges in evaluation.edges:
                 added = None
                 if edges.move.kernel.order == 2 and edges.sigma_next > 0:
-                    nodes = [batch[row] for row in edges.rows.tolist()]
-                    own, moved = edges.gather(state), edges.gather(velocity)
-                    added = second.correction(own, moved, sigma, edges.sigma_next, nodes, edges.nodes.tolist())
+                    added = second.correction(batch, edges, sigma, state, velocity)
                 following, mean = _step(tree, edges, sigma, state, velocity, draw, added)
                 if edges.move.trained:
                     evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
@@ -336,10 +334,7 @@ def _step(
     draw: Callable[..., torch.Tensor],
     added: State | None,
 ) -> tuple[State, State]:
-    """Return states and means of the children; set `edges.log_prob` from states rounded to the storage dtype.
-
-    `added` is what second order adds to the means.
-    """
+    """Return states and means of the children, second order `added`; set `edges.log_prob`, of states as they are stored."""
     kernel = edges.move.kernel
     mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
     if added is not None:

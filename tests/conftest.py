@@ -57,6 +57,12 @@ def _encodable(value):
     return value
 
 
+@pytest.fixture(autouse=True)
+def _a_doctor_in_no_hurry(monkeypatch):
+    """No spectrum takes the half minute that it is given by default."""
+    monkeypatch.setattr("flowgrpo.flow.diagnostics.spectrum.SECONDS", 0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _a_clean_desk():
     """Freeze what other files imported: each collection would go through those millions of objects again."""

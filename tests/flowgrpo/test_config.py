@@ -45,7 +45,7 @@ model.dtype=float23 | model.dtype: 'float23' is not allowed, did you mean 'float
 algorithm.preset=flowgrpo | algorithm.preset: 'flowgrpo' is unknown, did you mean 'flow_grpo'?
 algorithm.kernal=cps | algorithm.kernal: unknown key, did you mean 'kernel'?
 algorithm.kernel=cpss | algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?
-algorithm.kernel={name: cps, size: 3} | algorithm.kernel.size: unknown key, choose one of log_prob, calibrate, level
+algorithm.kernel={name: cps, size: 3} | algorithm.kernel.size: unknown key, choose one of solver, log_prob, calibrate, level
 algorithm.kernel.level=-1 | algorithm.kernel.level: -1 is wrong, input should be greater than 0
 algorithm.kernel.level=[0.7, -1] | algorithm.kernel.level.1: -1 is wrong, input should be greater than 0
 algorithm.kernel.level=[0.7, x] | algorithm.kernel.level.1: 'x' is wrong, input should be a valid number
@@ -134,7 +134,7 @@ def test_a_missing_or_broken_file_is_named(path, tmp_path):
 
 
 def test_a_word_replaces_an_axis_and_an_option_replaces_an_option(path):
-    plain = {"name": "flow_sde", "log_prob": "mean", "calibrate": None, "level": 0.7}
+    plain = {"name": "flow_sde", "solver": "euler", "log_prob": "mean", "calibrate": None, "level": 0.7}
     assert config.load(path).algorithm.kernel.model_dump() == plain
     word = config.load(path, ["algorithm.kernel=cps"]).algorithm
     assert (word.kernel.name, word.kernel.level, word.tree.size) == ("cps", 0.8, 4)

@@ -10,7 +10,7 @@ from gaussian_flow import MEAN, STD, schedule, velocity
 from samplers.kernels import DPM2, ODE, Kernel
 from samplers.plans import branch, chain, second_order
 from samplers.second_order import SecondOrder
-from samplers.trees import Move, Root, grow
+from samplers.trees import Edges, Move, Root, grow
 
 START = torch.linspace(-2, 2, 9)[:, None]
 
@@ -119,14 +119,17 @@ def test_rows_of_one_call_may_have_different_pasts():
 
 
 def test_estimates_are_kept_for_as_long_as_a_step_needs_them():
-    second = SecondOrder()
-    state = (torch.ones(2, 3, dtype=torch.bfloat16),)
-    (first,) = second.correction(state, state, 0.9, 0.7, [0, 1], [2, 3])
-    assert torch.equal(first, torch.zeros(2, 3))
-    (found,) = second.correction(state, (torch.zeros(2, 3),), 0.7, 0.5, [2, 3], [4, 5])
-    ratio = math.log(0.7 / 0.3) / (math.log(0.3 / 0.7) - math.log(0.1 / 0.9))
+    second, state = SecondOrder(), (torch.ones(2, 3, dtype=torch.bfloat16),)
+
+    def added(nodes, children, sigma, following, velocity):
+        edges = Edges(Move(DPM2), following, torch.arange(2), torch.tensor(children), None, None)
+        return second.correction(nodes, edges, sigma, state, (velocity,))[0]
+
+    assert torch.equal(added([0, 1], [2, 3], 0.9, 0.7, torch.ones(2, 3)), torch.zeros(2, 3))
+    ratio = (math.log(0.5 / 0.5) - math.log(0.3 / 0.7)) / (math.log(0.3 / 0.7) - math.log(0.1 / 0.9))
+    found = added([2, 3], [4, 5], 0.7, 0.5, torch.zeros(2, 3))
     torch.testing.assert_close(found, torch.full((2, 3), 0.2 / 0.7 * ratio / 2 * 0.9))  # estimates are 1 - 0.9, then 1
     second.forget(2)
-    (found,) = second.correction(state, state, 0.7, 0.5, [2, 3], [4, 5])
+    found = added([2, 3], [6, 7], 0.7, 0.5, torch.zeros(2, 3))
     assert not found[0].any()
     assert found[1].all()

@@ -99,7 +99,15 @@ def test_every_method_can_be_planned_on_the_embedded_model(capsys, preset):
     assert planned["picture"][0].split() == [str(step) for step in range(11)]
     assert planned["picture"][1].startswith("o")
     # lines that end in a decode: one, or one for each step that branches or is measured
-    several = {"tempflow": 9, "adaptive": 9, "tempflow_fast": 3, "dense_grpo": 10, "stepwise_flow_grpo": 10, "vgpo": 9}
+    several = {
+        "tempflow": 9,
+        "adaptive": 9,
+        "tempflow_fast": 3,
+        "awm_brush": 3,
+        "dense_grpo": 10,
+        "stepwise_flow_grpo": 10,
+        "vgpo": 9,
+    }
     assert sum(line.endswith("*") for line in planned["picture"]) == several.get(preset, 1)
     assert {key: both["source"] for key, both in planned["published"].items()} == PUBLISHED[preset]
     assert planned["warnings"] == []
