@@ -12,15 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from samplers.drawing import to_device
 from samplers.kernels import State
-
-if TYPE_CHECKING:
-    from samplers.trees import Edges
 
 
 class SecondOrder:
@@ -29,22 +25,27 @@ class SecondOrder:
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, State]] = {}  # node -> sigma and clean estimate of its parent
 
-    def correction(self, nodes: Sequence[int], edges: Edges, sigma: float, state: State, velocity: State) -> State:
-        """Return what second order adds to Euler's steps along `edges`, float32 tensors (E, ...).
+    def correction(
+        self,
+        state: State,
+        velocity: State,
+        sigma: float,
+        sigma_next: float,
+        nodes: Sequence[int],
+        children: Sequence[int],
+    ) -> State:
+        """Return what second order adds to Euler's steps, float32 tensors (E, ...), from `nodes` to their `children`.
 
-        The edges leave `nodes`, whose `state` and `velocity` have tensors (B, ...), and end above sigma 0. Clean estimates
-        are kept for the steps that follow them.
+        `state` and `velocity` have tensors (E, ...), `sigma_next` is above 0. Estimates are kept for the children's steps.
         """
-        leaving = [nodes[row] for row in edges.rows.tolist()]
-        state, velocity = edges.gather(state), edges.gather(velocity)
         clean = tuple(x.float() - sigma * v.float() for x, v in zip(state, velocity, strict=True))
-        before = [self._before.get(node) for node in leaving]
-        weights = torch.tensor([0.0 if each is None else _weight(each[0], sigma, edges.sigma_next) for each in before])
+        before = [self._before.get(node) for node in nodes]
+        weights = torch.tensor([0.0 if each is None else _weight(each[0], sigma, sigma_next) for each in before])
         added = []
         for component, own in enumerate(clean):
             past = torch.stack([x if each is None else each[1][component] for x, each in zip(own, before, strict=True)])
             added.append(to_device(weights, own.device).reshape(-1, *[1] * (own.ndim - 1)) * (own - past))
-        for row, child in enumerate(edges.nodes.tolist()):
+        for row, child in enumerate(children):
             self._before[child] = sigma, tuple(x[row] for x in clean)
         return tuple(added)
 

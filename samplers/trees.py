@@ -248,7 +248,9 @@ def grow(
             for edges in evaluation.edges:
                 added = None
                 if edges.move.kernel.order == 2 and edges.sigma_next > 0:
-                    added = second.correction(batch, edges, sigma, state, velocity)
+                    own, moved = edges.gather(state), edges.gather(velocity)
+                    leaving, children = [batch[row] for row in edges.rows.tolist()], edges.nodes.tolist()
+                    added = second.correction(own, moved, sigma, edges.sigma_next, leaving, children)
                 following, mean = _step(tree, edges, sigma, state, velocity, draw, added)
                 if edges.move.trained:
                     evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None

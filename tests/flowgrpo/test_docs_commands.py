@@ -223,7 +223,9 @@ def wrong_script(script, words):
         except SystemExit:
             return said.getvalue()
     for method in getattr(parsed[0], "methods", None) or []:
-        preset, *overrides = shlex.split(method.partition("=")[2].replace("KEY=VALUE ...", ""))
+        name, _, rest = method.partition("=")
+        preset, *overrides = shlex.split(rest.replace("KEY=VALUE ...", "")) or [name]
+        overrides = [*getattr(parsed[0], "settings", ()), *overrides]
         of_kinds = runpy.run_path(str(script), run_name="read").get("SETTINGS", {})
         tasks = getattr(parsed[0], "tasks", ())
         for path in [ROOT / f"configs/{task}.yaml" for task in tasks] or [parsed[0].config]:

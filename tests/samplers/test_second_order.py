@@ -10,7 +10,7 @@ from gaussian_flow import MEAN, STD, schedule, velocity
 from samplers.kernels import DPM2, ODE, Kernel
 from samplers.plans import branch, chain, second_order
 from samplers.second_order import SecondOrder
-from samplers.trees import Edges, Move, Root, grow
+from samplers.trees import Move, Root, grow
 
 START = torch.linspace(-2, 2, 9)[:, None]
 
@@ -122,8 +122,7 @@ def test_estimates_are_kept_for_as_long_as_a_step_needs_them():
     second, state = SecondOrder(), (torch.ones(2, 3, dtype=torch.bfloat16),)
 
     def added(nodes, children, sigma, following, velocity):
-        edges = Edges(Move(DPM2), following, torch.arange(2), torch.tensor(children), None, None)
-        return second.correction(nodes, edges, sigma, state, (velocity,))[0]
+        return second.correction(state, (velocity,), sigma, following, nodes, children)[0]
 
     assert torch.equal(added([0, 1], [2, 3], 0.9, 0.7, torch.ones(2, 3)), torch.zeros(2, 3))
     ratio = (math.log(0.5 / 0.5) - math.log(0.3 / 0.7)) / (math.log(0.3 / 0.7) - math.log(0.1 / 0.9))
