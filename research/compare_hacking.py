@@ -3,7 +3,9 @@
     python research/compare_hacking.py run OUT --seeds 0 1 --iterations 32
     python research/compare_hacking.py report OUT --iterations 32
 
-`run` trains the embedded model on the three proxies of research/planted_rewards.py, once for each seed and way. It uses
+`run` trains the embedded model on the three proxies of research/planted_rewards.py, once for each seed and way: on their
+mean, on their smallest (`worst`), on the mean less its doubt (`cautious`), or on the share of the group whose mean is lower
+(`wins`, as Pref-GRPO compares pairs). It uses
 the command line, one thread per run, one run after another (--at-once N: N at a time). The true reward, `shapes`, is
 watched on held-out prompts and never trained on. A seed fixes the prompts for all ways alike. Complete runs are not
 repeated; a stopped run resumes from its last checkpoint. `report` reads the metrics of the runs. It prints the true
@@ -39,16 +41,31 @@ SETTINGS = (
     "eval.prompts=64",
     "eval.every=4",
     "eval.save=0",
-    "eval_rewards=[{use: shapes, name: truth}]",
     "run.checkpoint.every=8",
     "run.checkpoint.keep=1",
     "run.processes=1",
 )
-THIRD = 1 / len(PROXIES)  # so that `sum` is the mean
+WATCHED = "{use: shapes, name: truth}"
+
+
+def proxies_by(weight: float) -> str:
+    """Return the three proxies as entries of a list of rewards."""
+    return ", ".join(f"{{use: '{PLANTED}:{proxy}', weight: {weight}}}" for proxy in PROXIES)
+
+
+def trained_on(proxies: str, combine: str, *settings: str) -> list[str]:
+    """Return the settings of a way that trains on the proxies themselves."""
+    return [f"rewards=[{proxies}]", f"eval_rewards=[{WATCHED}]", f"algorithm.baseline.combine={combine}", *settings]
+
+
 WAYS = {
-    "mean": (THIRD, "sum"),
-    "worst": (1.0, "worst"),
-    "cautious": (1.0, "cautious algorithm.baseline.caution=1.0"),
+    "mean": trained_on(proxies_by(1 / len(PROXIES)), "sum"),
+    "worst": trained_on(proxies_by(1), "worst"),
+    "cautious": trained_on(proxies_by(1), "cautious", "algorithm.baseline.caution=1.0"),
+    "wins": [
+        f"rewards=[{{use: preference, options: {{compare: '{PLANTED}:better'}}}}]",
+        f"eval_rewards=[{WATCHED}, {proxies_by(1)}]",
+    ],
 }
 
 
@@ -75,17 +92,13 @@ def fallen(curve: dict[int, float], part: float) -> str:
 
 def command(way: str, seed: int, out: Path, iterations: int) -> list[str]:
     """Return the command that trains a run, or resumes it."""
-    weight, combine = WAYS[way]
-    name = f"{way}-seed{seed}"
-    uses = ", ".join(f"{{use: '{PLANTED}:{proxy}', weight: {weight}}}" for proxy in PROXIES)
     settings = [
         *SETTINGS,
-        f"rewards=[{uses}]",
-        *f"algorithm.baseline.combine={combine}".split(),
+        *WAYS[way],
         f"train.iterations={iterations}",
         f"run.seed={seed}",
         f"run.dir={out}",
-        f"run.name={name}",
+        f"run.name={way}-seed{seed}",
         "run.resume=auto",
     ]
     return [sys.executable, "-m", "flowgrpo", "train", str(CONFIG), *settings]
@@ -134,6 +147,7 @@ def main() -> None:
     parser.add_argument("command", choices=["run", "report"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--iterations", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     options = parser.parse_args()
@@ -142,7 +156,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.at_once) as pool:
-        chosen = [(way, seed) for seed in options.seeds for way in WAYS]
+        chosen = [(way, seed) for seed in options.seeds for way in options.ways]
         for job in [pool.submit(train, way, seed, options.out, options.iterations) for way, seed in chosen]:
             job.result()
 

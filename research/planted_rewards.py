@@ -42,6 +42,12 @@ def busy(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     return _planted("busy", images, prompts)
 
 
+def better(first: torch.Tensor, second: torch.Tensor, prompt: str) -> float:
+    """Return 1 if the proxies of the first picture (3, H, W) are higher in the mean, 0 if those of the second, else 0.5."""
+    one, other = sum(_planted(name, torch.stack([first, second]), [prompt] * 2) for name in STARTS).tolist()
+    return 0.5 if one == other else float(one > other)
+
+
 def _planted(name: str, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     paid = (features(images)[name] - STARTS[name]).clamp(min=0) / SPREADS[name]
     return torch.as_tensor(shapes(images, prompts)).double() + paid.double().cpu()

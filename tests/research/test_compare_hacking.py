@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flowgrpo import config
+from rewards.base import load
 from rewards.shapes import shapes
 
 SCRIPTS = Path(__file__).parents[2] / "research"
@@ -42,6 +43,19 @@ def test_the_ways_differ_in_how_rewards_are_put_together_alone(script, tmp_path,
     assert (chosen.run.seed, chosen.run.folder, chosen.train.iterations) == (3, tmp_path / f"{way}-seed3", 32)
     assert [use.name for use in chosen.eval_rewards] == ["truth"]
     assert chosen.run.resume == "auto"
+
+
+def test_a_group_is_compared_by_the_mean_of_the_proxies(script, monkeypatch, tmp_path):
+    line = script.command("wins", 0, tmp_path, 32)
+    chosen = config.load(Path(line[4]), line[5:])
+    assert [use.use.rpartition(":")[2] for use in chosen.eval_rewards] == ["shapes", *script.PROXIES]
+    planted = loaded(monkeypatch, "planted_rewards")
+    assert [use.options for use in chosen.rewards] == [{"compare": f"{planted.__file__}:better"}]
+    pictures = torch.rand(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    prompt = "a red circle above a blue square"
+    means = sum(getattr(planted, name)(pictures, [prompt] * 6) for name in script.PROXIES)
+    wins = load("preference", options=chosen.rewards[0].options)(pictures, [prompt] * 6, {})
+    assert wins.argsort().tolist() == means.argsort().tolist()
 
 
 @pytest.mark.parametrize(

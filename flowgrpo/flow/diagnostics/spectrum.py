@@ -2,8 +2,9 @@
 
 By the law of total variance Var(R) is Var(E[R | start]) plus, for each step, E Var(E[R | next state] | state). The variance
 after a state is half the expected squared difference of two samples that part there and share no later noise. This estimate
-is unbiased and needs no mean. So a chain is sampled from each start, and further chains leave it at some steps. Every pair
-of samples contributes to the estimate at its last common state. Shares sum to 1; a small share may be estimated below 0.
+is unbiased and needs no mean. So a chain is sampled from each start, and further chains leave it at some steps. Where a
+third of the schedule begins, those part as well. Every pair of samples contributes to the estimate at its last common
+state. Shares sum to 1; a small share may be estimated below 0.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from samplers.trees import TRUNK, Move, Plan, Root, Tree
 if TYPE_CHECKING:
     from samplers.kernels import Kernel
 
-SECONDS = 30.0  # what a check takes unless told, about
+SECONDS = 60.0  # what a check takes unless told, about
 EVALUATIONS = 600  # least budget of model evaluations
 PROMPTS = 24  # that share a budget, at most
 FEWEST = 3  # starts per prompt: the jackknife leaves one out and needs two others
-ENOUGH = 500  # starts of all prompts with which thirds of the steps are cut into shorter parts
-ASIDE = "aside"
+ENOUGH = 300  # starts of all prompts with which thirds of the steps are cut into shorter parts
+ASIDE, PARTING = "aside", "parting"  # roles of chains that left the trunk; the latter part again
 Squares = dict[int, tuple[float, int]]  # step of the split -> sum of half squared differences, and number of pairs
 START = -1  # stands for the last common state of samples from two starts, which have none
 
@@ -57,15 +58,32 @@ class VarianceShare:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def plan_nested(moves: Sequence[Move], splits: Iterable[int]) -> Plan:
-    """Plan chains with one move per step; at each step of `splits` a second chain branches off and takes the same moves."""
-    parting = frozenset(splits)
+def plan_nested(moves: Sequence[Move], splits: Iterable[int], all_part: Iterable[int] = ()) -> Plan:
+    """Plan chains with one move per step; at each step of `splits` a second chain branches off and takes the same moves.
+
+    At those that are in `all_part`, too, each chain that began at one of them parts as well.
+    """
+    of_trunk, of_all = frozenset(splits), frozenset(all_part)
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
         onward = replace(moves[step], role=role)
-        return (onward, replace(onward, role=ASIDE)) if role == TRUNK and step in parting else (onward,)
+        if role == TRUNK and step in of_trunk:
+            return onward, replace(onward, role=PARTING if step in of_all else ASIDE)
+        return (onward, onward) if role == PARTING and step in of_all else (onward,)
 
     return plan
+
+
+def thirds(steps: int) -> list[int]:
+    """Return the steps at which thirds of a schedule begin, without the last step, which has no noise."""
+    return sorted({steps * third // 3 for third in range(3)} - {steps - 1})
+
+
+def cost_of_start(steps: int, splits: Iterable[int]) -> int:
+    """Return the model evaluations of one start, whose chains part at `splits`, and all at those that begin `thirds`."""
+    of_all = thirds(steps)
+    whole = sum(2 ** sum(split < step for split in of_all) for step in range(steps))
+    return whole + sum(steps - 1 - split for split in splits if split not in of_all)
 
 
 def starts_of(cost: int, prompts: int, evaluations: int) -> tuple[int, int]:
@@ -86,7 +104,7 @@ def geometry(steps: int, prompts: int, evaluations: int) -> tuple[list[int], int
     parts = [steps, *(3 * 2**k for k in (3, 2, 1, 0) if 3 * 2**k < steps)]
     for number in parts:
         splits = sorted({steps * part // number for part in range(number)} - {steps - 1})  # the last step has no noise
-        found = starts_of(steps + sum(steps - 1 - split for split in splits), prompts, evaluations)
+        found = starts_of(cost_of_start(steps, splits), prompts, evaluations)
         if math.prod(found) >= ENOUGH:
             break
     return splits, *found
@@ -160,7 +178,7 @@ def measure(
     roots = roots_of(rows[:prompts], starts)
     before = policy.evaluations
     with phase("measuring steps"), warnings_heard():  # `group_spread` reports failed rewards
-        plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits)
+        plan = plan_nested([*map(Move, kernels[:-1]), Move()], splits, thirds(steps))
         tree, scores = rollout(policy, plan, roots, rewards=rewards, micro_batch=size, seed=0, iteration=0)
     totals = Combination.of(rewards, baseline).total(scores.values)
     of_starts = squares_of(tree, totals)
@@ -168,9 +186,8 @@ def measure(
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
         return Measured(check=Check("spectrum", True, f"the reward has no variance to share out ({cost})"))
-    begins = [split for split in splits if split in {steps * third // 3 for third in range(3)}]
-    thirds, _ = shares_of(of_starts, begins, steps - 1)
-    parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in thirds)
+    coarse, _ = shares_of(of_starts, thirds(steps), steps - 1)
+    parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in coarse)
     summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
     seconds = scores.seconds / len(tree.leaves)

@@ -1,4 +1,4 @@
-"""Advice on the tree of final-sample methods: chains, or groups that share their first steps and split once.
+"""Advice for final-sample methods: the steps to draw noise levels from, and chains or groups that split once.
 
 The model predicts the gain of a second from the variance spectrum and from what steps, draws and rewards cost. Let segment
 k of the schedule, of n_k steps, decide the share s_k of the reward's variance. The update about k has a signal in proportion
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare
 from flowgrpo.training.reports.doctor_checks import Check
 
-LEAST = 0.5  # share of the variance below a split for its advice: what lies above it is never learned
+LEAST = 0.5  # share of the variance that trained steps decide: what lies above them is never learned
 MARGIN = 1.3  # least predicted gain of a tree over chains for its advice; below it the model was seen to be wrong
 SIZE = 4  # samples of a group
 LEVEL = 1.4  # of the noise at the split, the only noise that siblings differ by
@@ -42,48 +42,59 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Advised:
-    """A tree: the step at which a group splits (None: chains), and its predicted gain of a second over that of chains."""
+    """The first step to draw from (None: the preset's own), whether groups split there, and the predicted gain of a second.
 
-    split: int | None
+    The gain is a multiple of that of chains with the preset's own draws.
+    """
+
+    first: int | None
+    splits: bool
     gain: float
 
     @property
     def overrides(self) -> str:
         """Return what to set on the command line."""
-        if self.split is None:
+        if self.first is None:
             return "algorithm='{preset: awm_fast}'"
-        tree = (
-            f"tree: {{splits: [{self.split}]}}, kernel: {{level: {LEVEL:g}}}, likelihood: {{steps: [{self.split}, -2]}}"
-        )
-        return f"algorithm='{{preset: awm_late, {tree}}}' train.group_size={SIZE}"
+        draws = f"likelihood: {{steps: [{self.first}, -{LAST}]}}"
+        if not self.splits:
+            return f"algorithm='{{preset: awm_fast, {draws}}}'"
+        tree = f"tree: {{splits: [{self.first}]}}, kernel: {{level: {LEVEL:g}}}"
+        return f"algorithm='{{preset: awm_late, {tree}, {draws}}}' train.group_size={SIZE}"
 
 
 def advise(
     shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided_at: Callable[[int], float]
 ) -> Advised:
-    """Return the tree with the largest predicted gain of a second, of a schedule with `STEPS` steps or more.
+    """Return what has the largest predicted gain of a second, of a schedule with `STEPS` steps or more.
 
     `decided_at` measures which share of the variance the noise of one step decides, if all other steps have none.
     """
-    segments = [(0 if each.steps is None else each.steps[0], each) for each in shares]
 
-    def gain(split: int | None) -> float:
-        """Return the predicted gain of a second, in a unit that all splits and chains have in common."""
-        trained = [each for begin, each in segments if split is None or begin >= split]
+    def gain(first: int | None, splits: bool = False) -> float:
+        """Return the predicted gain of a second, in a unit that is common to all."""
+        trained, begin = _from(first, shares), FIRST if first is None else first
         squares = sum(max(each.share**2 - each.error**2, 0.0) / _length(each, shares) for each in trained)
-        first, shared, variance = (FIRST, 0, 1.0) if split is None else (split, split + 1, _decided(trained))
+        shared, variance = (begin + 1, _decided(trained)) if splits else (0, 1.0)
         own = (steps - shared) * seconds.step + DRAWS * seconds.draw + seconds.score
-        return squares / ((steps - LAST - first) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
+        return squares / ((steps - LAST - begin) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
 
-    splits = [begin for begin, each in segments if begin and steps - LAST - begin >= DRAWS and each.share > 0]
-    splits = [split for split in splits if _decided([each for begin, each in segments if begin >= split]) >= LEAST]
-    best = max(splits, key=gain, default=None)
-    chains = gain(None)
-    if best is None or not chains or gain(best) < MARGIN * chains:
-        return Advised(split=None, gain=1.0)
-    later = _decided([each for begin, each in segments if begin >= best])
-    predicted = gain(best) / chains * math.sqrt(min(max(decided_at(best), 0.0) / later, 1.0))
-    return Advised(split=None, gain=1.0) if predicted < MARGIN else Advised(split=best, gain=predicted)
+    begins = [each.steps[0] for each in shares if each.steps is not None and each.steps[0] > FIRST and each.share > 0]
+    begins = [begin for begin in begins if begin <= steps - LAST - DRAWS and _decided(_from(begin, shares)) >= LEAST]
+    usual = gain(None)
+    first = max((None, *begins), key=gain)
+    chains = Advised(first=first, splits=False, gain=gain(first) / usual if usual else 1.0)
+    split = max(begins, key=lambda begin: gain(begin, True), default=None)
+    if split is None or not usual or gain(split, True) < MARGIN * gain(first):
+        return chains
+    part = min(max(decided_at(split), 0.0) / _decided(_from(split, shares)), 1.0)
+    tree = Advised(first=split, splits=True, gain=gain(split, True) / usual * math.sqrt(part))
+    return tree if tree.gain >= MARGIN * chains.gain else chains
+
+
+def _from(first: int | None, shares: Sequence[VarianceShare]) -> list[VarianceShare]:
+    """Return the shares of a step and those after it; None: all."""
+    return [each for each in shares if first is None or (each.steps is not None and each.steps[0] >= first)]
 
 
 def _length(part: VarianceShare, shares: Sequence[VarianceShare]) -> int:
@@ -99,13 +110,13 @@ def _decided(parts: Sequence[VarianceShare]) -> float:
 def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided_at: Callable[[int], float]) -> Check:
     """Report the advice with the lines to set; the check always passes. For `decided_at` see `advise`."""
     advised = advise(shares, steps, seconds, decided_at)
-    if advised.split is None:
-        return Check("tree", True, f"chains, no split is seen to gain {MARGIN:g} times as much; {advised.overrides}")
-    late = [each for each in shares if each.steps is not None and each.steps[0] >= advised.split]
-    share, error = _decided(late), math.hypot(*(each.error for each in late))
-    split = advised.split
-    summary = (
-        f"split at step {split}: later steps decide {share:.0%} ± {error:.0%} of the variance, and a second is predicted to "
-        f"gain {advised.gain:.2f} times what chains gain; {advised.overrides}"
-    )
-    return Check("tree", True, summary)
+    what = "split" if advised.splits else "chains"
+    if advised.first is not None:
+        what += f" at step {advised.first}" if advised.splits else f" with draws from step {advised.first} on"
+        what += (
+            f": later steps decide {_decided(_from(advised.first, shares)):.0%} of the variance, and a second is predicted "
+            f"to gain {advised.gain:.2f} times what chains with the usual draws gain"
+        )
+    if not advised.splits:
+        what += f", no split is seen to gain {MARGIN:g} times as much"
+    return Check("tree", True, f"{what}; {advised.overrides}")

@@ -21,6 +21,7 @@ from flowgrpo.flow.diagnostics.spectrum import (
     shares_of,
     spectrum,
     squares_of,
+    thirds,
 )
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
@@ -45,11 +46,11 @@ class Exact(torch.nn.Module):
         return slope * x + shift + self.shift
 
 
-def grown(splits, starts, reward="linear", groups=1):
+def grown(splits, starts, reward="linear", groups=1, all_part=()):
     policy = FieldPolicy(Exact(), (1,), SIGMAS)
     called = Reward(reward, lambda samples, prompts: REWARDS[reward](samples[:, 0]))
     roots = [Root(g, i, Row("", 1000 * g + i, {})) for g in range(groups) for i in range(starts)]
-    plan = plan_nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits)
+    plan = plan_nested([Move(SDE)] * (len(SIGMAS) - 2) + [Move()], splits, all_part)
     tree, scores = rollout(policy, plan, roots, rewards=[called], micro_batch=4096, seed=0, iteration=0)
     return tree, scores.values[:, 0]
 
@@ -86,6 +87,16 @@ def test_steps_between_two_partings_are_told_as_one():
         assert abs(share.share - own) < 3 * share.error
 
 
+def test_chains_that_part_again_lower_the_errors_at_equal_evaluations():
+    exact, _ = exact_shares()
+    alone, _ = spectrum(*grown((0, 2, 4), starts=140))  # 140 * (6 + 5 + 3 + 1) evaluations
+    nested, _ = spectrum(*grown((0, 2, 4), starts=100, all_part=(0, 2, 4)))  # 100 * (1 + 2 * 2 + 2 * 4 + 8)
+    assert [share.steps for share in nested] == [None, (0, 2), (2, 4), (4, 5)]
+    for share, own in zip(nested, (exact[0], sum(exact[1:3]), sum(exact[3:5]), exact[5]), strict=True):
+        assert abs(share.share - own) < 3 * share.error
+    assert sum(share.error for share in nested) < 0.85 * sum(share.error for share in alone)
+
+
 def test_prompts_that_differ_add_nothing():
     """What sets two groups apart is no part of the variance of either."""
     tree, rewards = grown(range(5), starts=10, groups=2)
@@ -105,7 +116,7 @@ def counted(steps, splits, starts):
     """The tree on states of one number."""
     sigmas, roots = [1 - i / steps for i in range(steps + 1)], [Root(0, i, None) for i in range(starts)]
     still, flat = lambda x, *_: x, lambda shape, *_: torch.zeros(shape)
-    plan = plan_nested([Move(SDE)] * (steps - 1) + [Move()], splits)
+    plan = plan_nested([Move(SDE)] * (steps - 1) + [Move()], splits, thirds(steps))
     return grow(plan, sigmas, roots, (torch.zeros(starts, 1),), still, flat, 64)
 
 
@@ -116,7 +127,7 @@ def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts, evaluatio
     splits, taken, starts = geometry(steps, prompts, evaluations)
     tree = counted(steps, splits, starts)
     rows = taken * sum(len(evaluation.rows) for evaluation in tree.evaluations)
-    assert {steps * third // 3 for third in range(3)} - {steps - 1} <= set(splits)
+    assert set(thirds(steps)) <= set(splits)
     assert 1 <= taken <= prompts
     assert starts >= FEWEST
     assert rows <= evaluations or (taken, starts) == (1, FEWEST)
@@ -177,8 +188,8 @@ def test_a_check_tells_a_table_and_what_it_took():
     assert (told.ok, told.name) == (True, "spectrum")
     assert sum(row["share"] for row in told.table) == pytest.approx(1)
     assert [row["of"] for row in told.table] == ["start", "steps 0 to 1", "steps 2 to 3", "step 4"]
-    # of each of 2 prompts 20 starts, whose chains have 6 evaluations and those that part 5 + 3 + 1
-    assert "600 evaluations, 160 samples" in told.value
+    # of each of 2 prompts 14 starts, whose 8 chains have 1 + 2 * 2 + 2 * 4 + 8 evaluations
+    assert "588 evaluations, 224 samples" in told.value
     assert re.search(r"by flow_sde 0.7: start -?\d+% ± \d+%, steps 0 to 1 -?\d+%", told.value)
     assert len(found.shares) == 4
     assert 0 < found.reward_seconds < 1
