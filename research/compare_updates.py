@@ -323,8 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--at", nargs="+", choices=POINTS, default=["start"])
     parser.add_argument("--methods", nargs="+", help="by default all presets, without those of equal updates")
     parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=256, help="held-out prompts, each sampled twice")
-    parser.add_argument("--length", type=float, default=2e-4, help="of the step, root mean square over the weights")
+    parser.add_argument("--prompts", type=int, default=128, help="held-out prompts, each sampled twice")
+    parser.add_argument("--length", type=float, default=4e-4, help="of the step, root mean square over the weights")
     parser.add_argument("--at-once", type=int, default=2, help="processes; one for each core")
     options = parser.parse_args(arguments)
     if options.batches < 3:

@@ -289,10 +289,14 @@ BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:
-    """Return the fraction of sets whose values are all equal, so that they give no gradient."""
-    sets, index = comparison.unique(dim=0, return_inverse=True)
+    """Return the fraction of sets whose values are all equal, so that they give no gradient; 1 if no set has two members.
+
+    Sets of one member do not count: the start of a tree that splits later is compared with no other.
+    """
+    sets, index, sizes = comparison.unique(dim=0, return_inverse=True, return_counts=True)
     differing = torch.zeros(len(sets)).index_add(0, index, has_spread(values, comparison).float())
-    return float((differing == 0).float().mean())
+    equal = (differing == 0)[sizes > 1]
+    return float(equal.float().mean()) if len(equal) else 1.0
 
 
 def has_spread(values: Tensor, comparison: Tensor) -> Tensor:
