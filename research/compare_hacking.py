@@ -63,7 +63,7 @@ WAYS = {
     "worst": trained_on(proxies_by(1), "worst"),
     "cautious": trained_on(proxies_by(1), "cautious", "algorithm.baseline.caution=1.0"),
     "wins": [
-        f"rewards=[{{use: preference, options: {{compare: '{PLANTED}:better'}}}}]",
+        f"rewards=[{{use: preference, options: {{compare: '{PLANTED}:better', both_orders: false}}}}]",
         f"eval_rewards=[{WATCHED}, {proxies_by(1)}]",
     ],
 }

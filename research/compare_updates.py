@@ -59,7 +59,8 @@ from rewards.memory import keep_freed_memory
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BATCH = 500  # model evaluations of a batch, about
-TASKS, POINTS = ("shapes", "patterns"), ("start", "half")
+LENGTHS = {"shapes": 2e-4, "patterns": 4e-4}  # of a step on each task, the learning rates of its best runs
+TASKS, POINTS = tuple(LENGTHS), ("start", "half")
 HALF = 12  # iterations of the task's config
 SIZES = {"tempflow": 6, "tempflow_fast": 6, "adaptive": 6, "mc_grpo": 5}  # samples of a group; of other presets 4
 # These have no update of their own: `opd` follows a teacher; at fixed weights the others have the update of the named one.
@@ -278,10 +279,9 @@ def run(options: argparse.Namespace) -> None:
     """Measure all methods that have no result yet, in two processes."""
     methods = parsed(options.methods or [name for name in PRESETS if name not in SAME])
     common: dict[str, Any] = {"out": options.folder, "batches": options.batches, "prompts": options.prompts}
-    common["length"] = options.length
     places = [(task, at) for task in options.tasks for at in options.at]
     jobs = [
-        Job(task=task, at=at, name=name, overrides=asked, **common)
+        Job(task=task, at=at, name=name, overrides=asked, length=options.length or LENGTHS[task], **common)
         for name, asked in methods.items()
         for task, at in places
     ]
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--methods", nargs="+", help="by default all presets, without those of equal updates")
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=128, help="held-out prompts, each sampled twice")
-    parser.add_argument("--length", type=float, default=4e-4, help="of the step, root mean square over the weights")
+    parser.add_argument("--length", type=float, help="of the step, root mean square; by default that of the task")
     parser.add_argument("--at-once", type=int, default=2, help="processes; one for each core")
     options = parser.parse_args(arguments)
     if options.batches < 3:

@@ -50,7 +50,7 @@ def test_a_group_is_compared_by_the_mean_of_the_proxies(script, monkeypatch, tmp
     chosen = config.load(Path(line[4]), line[5:])
     assert [use.use.rpartition(":")[2] for use in chosen.eval_rewards] == ["shapes", *script.PROXIES]
     planted = loaded(monkeypatch, "planted_rewards")
-    assert [use.options for use in chosen.rewards] == [{"compare": f"{planted.__file__}:better"}]
+    assert [use.options for use in chosen.rewards] == [{"compare": f"{planted.__file__}:better", "both_orders": False}]
     pictures = torch.rand(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     prompt = "a red circle above a blue square"
     means = sum(getattr(planted, name)(pictures, [prompt] * 6) for name in script.PROXIES)

@@ -63,7 +63,8 @@ def plan_nested(moves: Sequence[Move], splits: Iterable[int], all_part: Iterable
 
     At those that are in `all_part`, too, each chain that began at one of them parts as well.
     """
-    of_trunk, of_all = frozenset(splits), frozenset(all_part)
+    of_trunk = frozenset(splits)
+    of_all = of_trunk.intersection(all_part)
 
     def plan(role: str, step: int) -> tuple[Move, ...]:
         onward = replace(moves[step], role=role)
@@ -111,7 +112,9 @@ def geometry(steps: int, prompts: int, evaluations: int) -> tuple[list[int], int
 
 
 def spectrum(tree: Tree, rewards: torch.Tensor) -> tuple[list[VarianceShare], float]:
-    """Return the variance shares of the start and the steps, with jackknife errors over starts, and the total variance.
+    """Return the variance shares of the start and the steps, and the total variance.
+
+    Errors are jackknife errors over the starts of each group; the groups' prompts count as given.
 
     `tree` is grown by a plan of `plan_nested`, with three or more starts per group. `rewards` (leaves,) float64 is NaN where
     lost. Without variance, [] and 0 are returned.
@@ -137,8 +140,10 @@ def shares_of(
         return [], 0.0
     ends = [*begins[1:], max(end, begins[-1] + 1)] if begins else []
     steps = [None, *zip(begins, ends, strict=True)]
-    without = _shares(total - sums)
-    errors = ((len(without) - 1) * (without - without.mean(0)).square().mean(0)).sqrt()
+    groups = torch.tensor([group for group, _ in of_starts])
+    without = [_shares(total - sums[groups == group]) for group in groups.unique()]
+    squares = [(len(of) - 1) / len(of) * (of - of.mean(0)).square().sum(0) for of in without]
+    errors = torch.stack(squares).sum(0).sqrt()
     columns = zip(steps, _shares(total).tolist(), errors.tolist(), strict=True)
     shares = [VarianceShare(steps=part, share=share, error=error) for part, share, error in columns]
     return shares, float(total[0, 0] / total[0, 1])
@@ -186,6 +191,8 @@ def measure(
     cost = f"{policy.evaluations - before} evaluations, {len(tree.leaves)} samples"
     if not shares:
         return Measured(check=Check("spectrum", True, f"the reward has no variance to share out ({cost})"))
+    if not all(math.isfinite(each.share) and math.isfinite(each.error) for each in shares):
+        return Measured(check=Check("spectrum", True, f"too many rewards are lost to measure all steps ({cost})"))
     coarse, _ = shares_of(of_starts, thirds(steps), steps - 1)
     parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in coarse)
     summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
@@ -233,22 +240,31 @@ def _splits(of_starts: Mapping[tuple[int, int], Squares]) -> list[int]:
 def squares_of(tree: Tree, rewards: torch.Tensor) -> dict[tuple[int, int], Squares]:
     """Return for each (group, start) the `Squares` of all pairs of samples with at least one sample of this start.
 
-    Samples without a reward are left out."""
-    of_group = defaultdict(list)
+    Samples without a reward are left out.
+    """
+    of_group: dict[int, dict[int, list[tuple[set[int], float]]]] = defaultdict(lambda: defaultdict(list))
     for leaf, value in zip(tree.leaves, rewards.tolist(), strict=True):
         if value == value:
             root = tree.nodes[leaf].root
             parents = (tree.nodes[edge].parent for edge in tree.ancestry(leaf))
             states = {parent for parent in parents if parent is not None}
-            of_group[root.group].append(((root.group, root.index), states, value))
-    squares: dict[tuple[int, int], Squares] = defaultdict(dict)
-    for samples in of_group.values():
-        for (one, states, a), (other, others, b) in combinations(samples, 2):
-            split = START if one != other else max(tree.nodes[state].step for state in states & others)
-            for start in {one, other}:
-                total, number = squares[start].get(split, (0.0, 0))
-                squares[start][split] = total + (a - b) ** 2 / 2, number + 1
-    return dict(sorted(squares.items()))
+            of_group[root.group][root.index].append((states, value))
+    squares: dict[tuple[int, int], Squares] = {}
+    for group, starts in sorted(of_group.items()):
+        values = [value for samples in starts.values() for _, value in samples]
+        mean = sum(values) / len(values)  # subtracted, so that the sums of squares lose no digits
+        number, total = len(values), sum((value - mean) ** 2 for value in values)
+        for start, samples in sorted(starts.items()):
+            own = [value - mean for _, value in samples]
+            n, square, rest = len(own), sum(value**2 for value in own), number - len(own)
+            apart = (rest * square + n * (total - square)) / 2 + sum(own) ** 2  # the other samples sum to minus `own`
+            found = {START: (apart, n * rest)} if rest else {}
+            for (states, a), (others, b) in combinations(samples, 2):
+                split = max(tree.nodes[state].step for state in states & others)
+                sums, pairs = found.get(split, (0.0, 0))
+                found[split] = sums + (a - b) ** 2 / 2, pairs + 1
+            squares[group, start] = found
+    return squares
 
 
 def _shares(sums: torch.Tensor) -> torch.Tensor:

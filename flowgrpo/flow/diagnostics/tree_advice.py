@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from flowgrpo.flow.diagnostics.spectrum import VarianceShare
 from flowgrpo.training.reports.doctor_checks import Check
 
-LEAST = 0.5  # share of the variance that trained steps decide: what lies above them is never learned
-MARGIN = 1.3  # least predicted gain of a tree over chains for its advice; below it the model was seen to be wrong
+LEAST = 0.5  # least share of the variance that trained steps decide: what lies above them is never learned
+OF_DRAWS = 1.1  # least predicted gain of late draws over the preset's own for their advice
+OF_SPLITS = 1.3  # the same of a split over the best chains; below it the model was seen to be wrong
 SIZE = 4  # samples of a group
 LEVEL = 1.4  # of the noise at the split, the only noise that siblings differ by
 DRAWS = 6  # draws of a sample, in both presets
@@ -74,22 +75,27 @@ def advise(
     def gain(first: int | None, splits: bool = False) -> float:
         """Return the predicted gain of a second, in a unit that is common to all."""
         trained, begin = _from(first, shares), FIRST if first is None else first
-        squares = sum(max(each.share**2 - each.error**2, 0.0) / _length(each, shares) for each in trained)
+        squares = sum(
+            max(each.share * abs(each.share) - each.error**2, 0.0) / _length(each, shares) for each in trained
+        )
         shared, variance = (begin + 1, _decided(trained)) if splits else (0, 1.0)
         own = (steps - shared) * seconds.step + DRAWS * seconds.draw + seconds.score
         return squares / ((steps - LAST - begin) * math.sqrt(variance * (shared * seconds.step + SIZE * own)))
 
-    begins = [each.steps[0] for each in shares if each.steps is not None and each.steps[0] > FIRST and each.share > 0]
+    begins = [each.steps[0] for each in shares if each.steps is not None and each.steps[0] > 0 and each.share > 0]
     begins = [begin for begin in begins if begin <= steps - LAST - DRAWS and _decided(_from(begin, shares)) >= LEAST]
     usual = gain(None)
-    first = max((None, *begins), key=gain)
-    chains = Advised(first=first, splits=False, gain=gain(first) / usual if usual else 1.0)
-    split = max(begins, key=lambda begin: gain(begin, True), default=None)
-    if split is None or not usual or gain(split, True) < MARGIN * gain(first):
+    latest = max(begins, key=gain, default=None)
+    if latest is None or not usual:
+        return Advised(first=None, splits=False, gain=1.0)
+    first = latest if gain(latest) >= OF_DRAWS * usual else None
+    chains = Advised(first=first, splits=False, gain=gain(first) / usual)
+    split = max(begins, key=lambda begin: gain(begin, True))
+    if gain(split, True) < OF_SPLITS * gain(first):
         return chains
     part = min(max(decided_at(split), 0.0) / _decided(_from(split, shares)), 1.0)
     tree = Advised(first=split, splits=True, gain=gain(split, True) / usual * math.sqrt(part))
-    return tree if tree.gain >= MARGIN * chains.gain else chains
+    return tree if tree.gain >= OF_SPLITS * chains.gain else chains
 
 
 def _from(first: int | None, shares: Sequence[VarianceShare]) -> list[VarianceShare]:
@@ -118,5 +124,5 @@ def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided
             f"to gain {advised.gain:.2f} times what chains with the usual draws gain"
         )
     if not advised.splits:
-        what += f", no split is seen to gain {MARGIN:g} times as much"
+        what += f", of which no split is seen to gain {OF_SPLITS:g} times as much"
     return Check("tree", True, f"{what}; {advised.overrides}")

@@ -13,6 +13,7 @@ from flowgrpo.flow.diagnostics.spectrum import (
     ENOUGH,
     EVALUATIONS,
     FEWEST,
+    cost_of_start,
     decided_at,
     geometry,
     measure,
@@ -97,6 +98,21 @@ def test_chains_that_part_again_lower_the_errors_at_equal_evaluations():
     assert sum(share.error for share in nested) < 0.85 * sum(share.error for share in alone)
 
 
+def test_errors_are_those_of_each_group_alone():
+    """Two groups of unequal variance: leaving out a start of one is compared with leaving out others of it."""
+    tree, rewards = grown((0, 2, 4), starts=12, groups=2)
+    groups = torch.tensor([tree.nodes[leaf].root.group for leaf in tree.leaves])
+    rewards = rewards * (1 + 4 * groups)
+    index = torch.tensor([tree.nodes[leaf].root.index for leaf in tree.leaves])
+    squares = 0
+    for group in range(2):
+        left_out = [rewards.where((groups != group) | (index != start), torch.nan) for start in range(12)]
+        without = torch.tensor([[share.share for share in spectrum(tree, each)[0]] for each in left_out])
+        squares += 11 * without.var(0, correction=0)
+    errors = [share.error for share in spectrum(tree, rewards)[0]]
+    assert errors == pytest.approx(squares.sqrt().tolist(), rel=1e-3)
+
+
 def test_prompts_that_differ_add_nothing():
     """What sets two groups apart is no part of the variance of either."""
     tree, rewards = grown(range(5), starts=10, groups=2)
@@ -130,6 +146,7 @@ def test_evaluations_are_bounded_whatever_the_schedule(steps, prompts, evaluatio
     assert set(thirds(steps)) <= set(splits)
     assert 1 <= taken <= prompts
     assert starts >= FEWEST
+    assert rows == taken * starts * cost_of_start(steps, splits)
     assert rows <= evaluations or (taken, starts) == (1, FEWEST)
 
 
