@@ -45,6 +45,7 @@ from typing import Any
 
 from flowgrpo import config
 from flowgrpo.commands.model_kinds import KINDS
+from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.presets import PRESETS as TEXT_PRESETS
 
@@ -339,8 +340,12 @@ def main() -> None:
         return
     (out,) = options.folders
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]), options.settings)
-    if options.batch:
-        methods = {name: [*own, groups(own, options.config, options.batch)] for name, own in methods.items()}
+    for name, own in methods.items():
+        try:
+            config.load(options.config, settings_of(own, options.config))
+            own += [groups(own, options.config, options.batch)] if options.batch else []
+        except InputError as error:
+            parser.error(f"--methods {name}: {error}")
 
     def reward(job: Future[float], may_fail: bool) -> float:
         try:

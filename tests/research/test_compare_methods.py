@@ -196,6 +196,15 @@ def test_a_seed_that_chooses_a_rate_is_none_of_the_table(monkeypatch, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_method_that_cannot_be_run_is_named_before_any_run(monkeypatch, tmp_path, capsys):
+    arguments = ["run", str(tmp_path / "out"), "--settings", "train.group_size=4", "--methods", "awm", "tempflow"]
+    monkeypatch.setattr(sys, "argv", ["compare_methods.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        compare.main()
+    assert "--methods tempflow: train.group_size: 4 does not divide" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_method_is_a_preset_or_a_name_for_one_with_options():
     assert compare.parsed(["tempflow", "short=tempflow algorithm.tree.finish=2 'algorithm.tree.profile=[6, 6]'"]) == {
         "tempflow": ["algorithm={preset: tempflow}"],
