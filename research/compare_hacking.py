@@ -4,13 +4,12 @@
     python research/compare_hacking.py report OUT --iterations 32
 
 `run` trains the embedded model on the three proxies of research/planted_rewards.py, once for each seed and way: on their
-mean, on their smallest (`worst`), on the mean less its doubt (`cautious`), or on the share of the group whose mean is lower
-(`wins`, as Pref-GRPO compares pairs). It uses
-the command line, one thread per run, one run after another (--at-once N: N at a time). The true reward, `shapes`, is
-watched on held-out prompts and never trained on. A seed fixes the prompts for all ways alike. Complete runs are not
-repeated; a stopped run resumes from its last checkpoint. `report` reads the metrics of the runs. It prints the true
-reward before training, at its best and at the end, the proxies' mean at the end, and the iterations from which the true
-reward stays below its start, and below half of its start.
+mean, on their smallest (`worst`), on the mean minus their variance (`cautious`), or on the share of the group whose mean is
+lower (`wins`, as Pref-GRPO compares pairs). It uses the command line, one thread per run, one run after another (--at-once
+N: N at a time). The true reward, `shapes`, is watched on held-out prompts and never trained on. A seed fixes the prompts
+for all ways alike. Complete runs are not repeated; a stopped run resumes from its last checkpoint. `report` reads the
+metrics of the runs. It prints the true reward before training, at its best and at the end, the proxies' mean at the end,
+and the iterations from which the true reward stays below its start, and below half of its start.
 """
 
 from __future__ import annotations

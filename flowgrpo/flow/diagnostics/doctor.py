@@ -67,8 +67,8 @@ def defaults(model: str) -> dict[str, Any]:
 def examine(settings: Config, evaluations: int | None = None) -> Iterator[Check]:
     """Run all checks of a config, and yield each as it completes; raise InputError or RewardError if the config is wrong.
 
-    The check `spectrum` takes `evaluations` model evaluations; None: those of a minute, 600 or more. The check `tree`
-    takes up to half as many again.
+    The check `spectrum` takes `evaluations` model evaluations; None: those of about a minute, 600 or more. The check
+    `tree` takes up to half as many again.
     """
     cost = plan(settings)
     rewards, _ = scorer.rewards(settings.rewards)
