@@ -221,7 +221,9 @@ def doctor(
     overrides: Overrides = None,
     spectrum: Annotated[
         int | None,
-        typer.Option(min=600, metavar="N", help="model evaluations of the check spectrum; else those of about a minute"),
+        typer.Option(
+            min=600, metavar="N", help="model evaluations of the check spectrum; else those of about a minute"
+        ),
     ] = None,
     form: Format = "human",
 ) -> None:
