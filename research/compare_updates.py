@@ -59,7 +59,7 @@ from rewards.memory import keep_freed_memory
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BATCH = 500  # model evaluations of a batch, about
-LENGTHS = {"shapes": 2e-4, "patterns": 4e-4}  # of a step on each task, the learning rates of its best runs
+LENGTHS = {"shapes": 2e-4, "patterns": 3e-4}  # of a step on each task, the learning rates of its best runs
 TASKS, POINTS = tuple(LENGTHS), ("start", "half")
 HALF = 12  # iterations of the task's config
 SIZES = {"tempflow": 6, "tempflow_fast": 6, "adaptive": 6, "mc_grpo": 5}  # samples of a group; of other presets 4
