@@ -35,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
@@ -286,10 +287,10 @@ def run(options: argparse.Namespace) -> None:
         for task, at in places
     ]
     left = [job for job in jobs if not job.done()]
-    with multiprocessing.get_context("spawn").Pool(options.at_once) as pool:
+    with ProcessPoolExecutor(options.at_once, multiprocessing.get_context("spawn")) as pool:
         half = {job.task: job for job in left if job.at == "half" and not job.model.is_dir()}
-        pool.map(half_way, half.values(), 1)
-        pool.map(measure, left, 1)
+        list(pool.map(half_way, half.values()))
+        list(pool.map(measure, left))
 
 
 def report(options: argparse.Namespace) -> None:

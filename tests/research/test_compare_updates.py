@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,8 @@ def test_one_method_is_measured_once_and_reported(tmp_path, capfd):
     words = ["run", str(tmp_path), "--tasks", "shapes", "--at", "half", "--methods", "short=awm train.groups=2"]
     options = ["--batches", "3", "--prompts", "4", "--at-once", "1"]
     updates.HALF = 1  # in this process; the workers take the whole
-    pool = type("Here", (), {"map": lambda self, f, jobs, size: [f(job) for job in jobs], "__enter__": lambda s: s})
-    pool.__exit__ = lambda self, *error: None
-    context = type("Context", (), {"Pool": lambda self, number: pool()})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(updates.multiprocessing, "get_context", lambda name: context())
+        patched.setattr(updates, "ProcessPoolExecutor", lambda number, context: ThreadPoolExecutor(number))
         updates.main([*words, *options])
         (file,) = (tmp_path / "shapes" / "half").glob("*.json")
         kept = json.loads(file.read_text())
