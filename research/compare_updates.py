@@ -37,7 +37,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +48,7 @@ from accelerate import Accelerator
 from flowgrpo import config, train
 from flowgrpo.data import prompts
 from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.presets import PRESETS
@@ -277,7 +278,7 @@ def parsed(methods: Sequence[str]) -> dict[str, list[str]]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure all methods that have no result yet, in two processes."""
+    """Measure all methods that have no result yet, in two processes; raise InputError before that if one cannot be run."""
     methods = parsed(options.methods or [name for name in PRESETS if name not in SAME])
     common: dict[str, Any] = {"out": options.folder, "batches": options.batches, "prompts": options.prompts}
     places = [(task, at) for task in options.tasks for at in options.at]
@@ -287,6 +288,11 @@ def run(options: argparse.Namespace) -> None:
         for task, at in places
     ]
     left = [job for job in jobs if not job.done()]
+    for job in left:
+        try:
+            settings_of(replace(job, at="start"), str(job.out))  # half-way weights may not be there yet
+        except InputError as error:
+            raise InputError(f"--methods {job.name}: {error}") from error
     with ProcessPoolExecutor(options.at_once, multiprocessing.get_context("spawn")) as pool:
         half = {job.task: job for job in left if job.at == "half" and not job.model.is_dir()}
         list(pool.map(half_way, half.values()))
@@ -330,7 +336,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.batches < 3:
         parser.error(f"--batches: {options.batches} tell no error, take 3 or more")
-    {"run": run, "report": report}[options.command](options)
+    try:
+        {"run": run, "report": report}[options.command](options)
+    except InputError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

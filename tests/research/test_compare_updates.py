@@ -50,6 +50,14 @@ def test_a_gain_is_scaled_by_the_cosines_and_has_the_errors_of_both():
     assert of_gains < error < 2 * of_gains
 
 
+def test_a_method_that_cannot_be_run_is_named_before_any_measurement(tmp_path, capsys):
+    words = ["run", str(tmp_path / "out"), "--tasks", "shapes", "--methods", "awm", "wrong=tempflow train.group_size=4"]
+    with pytest.raises(SystemExit, match="2"):
+        updates.main(words)
+    assert "--methods wrong: train.group_size: 4 does not divide" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_method_is_measured_once_and_reported(tmp_path, capfd):
     words = ["run", str(tmp_path), "--tasks", "shapes", "--at", "half", "--methods", "short=awm train.groups=2"]
     options = ["--batches", "3", "--prompts", "4", "--at-once", "1"]
