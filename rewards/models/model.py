@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -74,16 +74,25 @@ class ModelReward(ABC):
         with torch.no_grad():
             return torch.cat([self._score(*part).float().cpu() for part in parts])
 
-    def load_pretrained(self, kind: Any) -> nn.Module:
-        """Return a model of transformers at `path`; raise RewardError if it lacks weights or has another type."""
-        config = transformers.AutoConfig.from_pretrained(self.path)
-        if kind is not transformers.AutoModel and not isinstance(config, kind.config_class):
-            wanted = kind.config_class.model_type
-            raise RewardError(f"{self.called}: {self.path} holds a model of type {config.model_type}, not {wanted}")
+    def load_pretrained(self, kind: Any, **given: Any) -> nn.Module:
+        """Return a model of transformers at `path`; raise RewardError if it lacks weights or has another type.
+
+        `given` is empty, or the `config` and `state_dict` that were read already.
+        """
+        if not given:
+            self.read_config(kind, self.path)
         try:
-            return load_pretrained(kind, self.path, self.dtype)
+            return load_pretrained(kind, self.path, self.dtype, **given)
         except RewardError as error:
             raise RewardError(f"{self.called}: {error}") from error
+
+    def read_config(self, kind: Any, path: str) -> Any:
+        """Return the config of a model of transformers at `path`; raise RewardError if it is not one of class `kind`."""
+        config = transformers.AutoConfig.from_pretrained(path)
+        if kind is not transformers.AutoModel and not isinstance(config, kind.config_class):
+            wanted = kind.config_class.model_type
+            raise RewardError(f"{self.called}: {path} holds a model of type {config.model_type}, not {wanted}")
+        return config
 
     def text_features(self, texts: list[str], **limits: int) -> torch.Tensor:
         """Return features (b, D) of texts by a contrastive model of transformers; `limits` are options of the tokenizer."""
@@ -179,10 +188,13 @@ class PairedReward(PictureReward):
         """Return embeddings (b, D) of pictures and of their prompts."""
 
 
-def load_pretrained(kind: Any, path: str, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """Load a model of transformers; raise RewardError if weights are missing, which transformers would draw at random."""
+def load_pretrained(kind: Any, path: str, dtype: torch.dtype, **given: Any) -> transformers.PreTrainedModel:
+    """Load a model of transformers; raise RewardError if weights are missing, which transformers would draw at random.
+
+    `given` is empty, or the `config` and `state_dict` that were read from `path`.
+    """
     with _silent():
-        model, report = kind.from_pretrained(path, dtype=dtype, output_loading_info=True)
+        model, report = kind.from_pretrained(None if given else path, dtype=dtype, output_loading_info=True, **given)
     if report["missing_keys"]:
         absent, surplus = report["missing_keys"], report["unexpected_keys"]
         raise RewardError(f"{path} {describe_missing(absent, surplus, len(model.state_dict()), type(model).__name__)}")
@@ -210,7 +222,7 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def select_weights(weights: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def select_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """Return the weights whose names begin with `prefix`, without it; raise ValueError if there are none."""
     part = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     if not part:

@@ -31,7 +31,7 @@ class Preprocessing:
         They are rounded to 8 bits first, so that a picture scores the same before and after it is saved. The models were
         trained on 8-bit pictures resized by PIL; this matches PIL to the bit or nearly.
         """
-        pictures = images.float().clamp(0, 1).mul(255).round().byte()
+        pictures = to_bytes(images)
         pictures = F.resize(pictures, self._target_size(*images.shape[-2:]), self.interpolation, antialias=True)
         if self.crop is not None:
             pictures = F.center_crop(pictures, self.crop)
@@ -46,6 +46,11 @@ class Preprocessing:
         edge = self.size[0]
         long = int(edge * max(height, width) / min(height, width))
         return [edge, long] if height <= width else [long, edge]
+
+
+def to_bytes(samples: torch.Tensor) -> torch.Tensor:
+    """Round pictures or frames in [0, 1] to 8 bits."""
+    return samples.float().clamp(0, 1).mul(255).round().byte()
 
 
 def of_transformers(processor: Any) -> Preprocessing:
