@@ -44,6 +44,14 @@ _GENEVAL = (
     f"facebook/mask2former-swin-small-coco-instance (0.3 GB), {_CLIP}",
     "`other` on the hub (MIT in its repository), MIT",
 )
+_HPSV3 = (
+    "MizzenAI/HPSv3 (16.6 GB) and the config and processors of Qwen/Qwen2-VL-7B-Instruct",
+    "Apache-2.0 (its code: MIT)",
+)
+_HPSV3_PLUS = (
+    "Junjun2333/HPSv3-PlusPlus (17.6 GB) and the config and processors of Qwen/Qwen3-VL-8B-Instruct",
+    "Apache-2.0 (its code has no licence)",
+)
 _HPS = "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)"
 _IMAGE_REWARD = "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased"
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
@@ -52,6 +60,10 @@ _PICKSCORE = (
     "none found for the weights (code, and the CLIP it starts from: MIT)",
 )
 _SERVED = "your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)"
+_VIDEO_ALIGN = (
+    "KwaiVGI/VideoReward (5.0 GB) and the config and processors of Qwen/Qwen2-VL-2B-Instruct",
+    "Apache-2.0 (its code: MIT)",
+)
 _UNIFIED_REWARD = (
     "your endpoint of CodeGoat24/UnifiedReward-2.0-qwen-7b",
     "MIT (that model)",
@@ -59,6 +71,7 @@ _UNIFIED_REWARD = (
 )
 
 _JUDGE = "rewards.served.judge:Judge"
+_VISION_LANGUAGE = "rewards.models.vision_language"
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt or caption", "0 to 1"),
     "patterns": Card("rewards.patterns:patterns", "image, prompt", "0 to 1"),
@@ -81,8 +94,16 @@ BUILT_IN: dict[str, Card] = {
     "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
     "video_pickscore": Card("rewards.models.clip:VideoPickScore", "video, prompt", "about 16 to 26", *_PICKSCORE),
     "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
+    "hpsv3": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3", "image, prompt", "unbounded, mostly -1 to 12", *_HPSV3),
+    "hpsv3_plus": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus", "image, prompt", "unbounded", *_HPSV3_PLUS),
     "aesthetic": Card("rewards.models.openclip:Aesthetic", "image", "about 1 to 10", *_AESTHETIC),
     "image_reward": Card("rewards.models.image_reward:ImageReward", "image, prompt", "about -2.3 to 2", _IMAGE_REWARD),
+    "video_align": Card(
+        f"{_VISION_LANGUAGE}.video_align:VideoAlign",
+        "video, prompt",
+        "sum of three z-scores, mostly -6 to 6",
+        *_VIDEO_ALIGN,
+    ),
     "image_similarity": Card("rewards.models.similarity:ImageSimilarity", "image, column image", "-1 to 1", _DINO),
     "diversity": Card("rewards.models.similarity:Diversity", "image, group-wise", "0 to 2", _DINO),
     "clap": Card("rewards.models.clap:Clap", "audio, prompt, column sampling_rate", "-1 to 1", _CLAP),

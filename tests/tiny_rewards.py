@@ -3,6 +3,7 @@
 import json
 
 import open_clip
+import tiny_vision_language
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -166,6 +167,10 @@ def options(name, folder):
         torch.save(image_reward_weights(), folder / "ImageReward.pt")
         save_tokenizer(folder, 64)
         return {"path": str(folder), "tokenizer": str(folder)}
+    if name == "hpsv3":
+        return tiny_vision_language.save_hpsv3(folder, whole_words=True)
+    if name == "hpsv3_plus":
+        return tiny_vision_language.save_hpsv3_plus(folder, whole_words=True)
     clip = save_open_clip(folder)
     if name == "hpsv2":
         return {"path": str(clip), "architecture": "tiny-open-clip"}
@@ -173,4 +178,7 @@ def options(name, folder):
     return {"path": str(folder), "architecture": "tiny-open-clip", "clip": str(clip)}
 
 
-NAMES = ("clip_score", "pickscore", "hpsv2", "aesthetic", "image_reward", "image_similarity", "diversity", "clap")
+NAMES = (
+    "clip_score", "pickscore", "hpsv2", "hpsv3", "hpsv3_plus", "aesthetic", "image_reward", "image_similarity", "diversity",
+    "clap",
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Rewards by vision-language models with a reward head."""
