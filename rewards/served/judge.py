@@ -1,8 +1,8 @@
 """Rewards by a judge: a vision-language model behind an OpenAI-compatible endpoint that grades each sample.
 
 Each style asks an instruction-tuned model, in our own words, for the quality that a well-known reward model measures. HPSv3
-and VideoAlign themselves have heads of their own, which no chat endpoint serves. `template` takes the exact wording that a
-fine-tuned judge, such as UnifiedReward, was trained on.
+and VideoAlign themselves have heads of their own, which no chat endpoint serves; they are in `rewards.models`. `template`
+takes the exact wording that a fine-tuned judge, such as UnifiedReward, was trained on.
 """
 
 from __future__ import annotations
