@@ -223,6 +223,21 @@ def adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Opti
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
 
 
+def muon(blocks: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of a transformer with such blocks, and of what is trained with it.
+
+    Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than with AdamW.
+    AdamW trains all other parameters.
+    """
+    matrices = {id(p): p for p in blocks.parameters() if p.ndim == 2}
+    return [
+        torch.optim.Muon(
+            list(matrices.values()), lr=3e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        adamw([p for p in parameters if id(p) not in matrices], 1e-3),
+    ]
+
+
 def train_autoencoder(task: Task, vae: AutoencoderKL, steps: int, rng: Random) -> None:
     """Train an autoencoder: absolute plus squared error, and a small KL to a unit Gaussian."""
 
@@ -254,21 +269,10 @@ def train_flow(
     wrong: Any,
     rng: Random,
 ) -> None:
-    """Train transformer and text encoders by flow matching, with logit-normal sigmas; at the end, load their moving average.
-
-    Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than with AdamW.
-    AdamW trains all other parameters.
-    """
+    """Train transformer and text encoders by flow matching, with logit-normal sigmas; at the end, load their moving average."""
     modules = [pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]
     parameters = [p for module in modules for p in module.parameters()]
     average = [p.detach().clone() for p in parameters]
-    matrices = {id(p): p for p in pipe.transformer.transformer_blocks.parameters() if p.ndim == 2}
-    optimizers = [
-        torch.optim.Muon(
-            list(matrices.values()), lr=3e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        ),
-        adamw([p for p in parameters if id(p) not in matrices], 1e-3),
-    ]
     transformer = torch.compile(pipe.transformer)
 
     def loss() -> torch.Tensor:
@@ -294,7 +298,7 @@ def train_flow(
         )[0]
         return (velocity - (noise - x0)).square().mean()
 
-    optimise(optimizers, steps, loss, "flow")
+    optimise(muon(pipe.transformer.transformer_blocks, parameters), steps, loss, "flow")
     for slow, p in zip(average, parameters, strict=True):
         p.data.copy_(slow)
 
