@@ -75,6 +75,7 @@ _VISION_LANGUAGE = "rewards.models.vision_language"
 BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "image, prompt or caption", "0 to 1"),
     "patterns": Card("rewards.patterns:patterns", "image, prompt", "0 to 1"),
+    "moves": Card("rewards.moves:moves", "video, prompt", "0 to 1"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)"),
     "ocr": Card("rewards.objects.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR),
     "geneval": Card(

@@ -90,7 +90,7 @@ def score(found: Sequence[Sequence[scenes.Found]], caption: Caption) -> float:
     """Return the share of a caption that the objects of each frame show.
 
     An object earns a quarter for the frames that show its colour, a quarter for those that show its shape in it, and a half
-    for its motion. The mean over the objects asked for is divided by the number of objects found for each, if that is above 1.
+    for its motion. The sum is divided by the number of objects that are asked for, or are found if those are more.
     """
     frames, total = len(found), 0.0
     for kind in caption.kinds:

@@ -2,10 +2,10 @@
 
     python scripts/make_motion_model.py --out flowgrpo/models/clips
 
-As scripts/make_flow_model.py, whose stages it shares: autoencoder, a pool of encoded clips, then transformer and text encoder
-by flow matching. The model is imperfect on purpose: each part of a caption is wrong at a rate of its own
-(`clips.reword`). Transformer and autoencoder are saved as float16 safetensors, the text encoder as float32. The script needs
-a C++ compiler and torch 2.9 (Muon).
+Its stages are those of scripts/make_flow_model.py: autoencoder, a pool of encoded clips, then transformer and text encoder by
+flow matching. The model is imperfect on purpose: each part of a caption is wrong at a rate of its own (`clips.reword`).
+Transformer and autoencoder are saved as float16 safetensors, the text encoder as float32. The script needs a C++ compiler
+and torch 2.9 (Muon).
 """
 
 import argparse
@@ -33,7 +33,13 @@ PASSES = ((4000, (0.1, 0.1, 0.1)), (1000, (0.25, 0.3, 0.35)))  # steps, and how 
 
 def words() -> list[str]:
     """Return the vocabulary of the captions."""
-    return ["and", "a", *moves.COLOURS, *moves.SHAPES, *sorted({word for motion in moves.MOTIONS for word in motion.split()})]
+    return [
+        "and",
+        "a",
+        *moves.COLOURS,
+        *moves.SHAPES,
+        *sorted({word for motion in moves.MOTIONS for word in motion.split()}),
+    ]
 
 
 def build() -> WanPipeline:
@@ -120,7 +126,7 @@ def train_flow(
     wrong: tuple[float, float, float],
     rng: Random,
 ) -> None:
-    """Train transformer and text encoder by flow matching, with logit-normal sigmas; at the end, load their moving average."""
+    """Train transformer and text encoder by flow matching with logit-normal sigmas; load their moving average at the end."""
     parameters = [p for module in (pipe.transformer, pipe.text_encoder) for p in module.parameters()]
     average = [p.detach().clone() for p in parameters]
     transformer = torch.compile(pipe.transformer)

@@ -20,7 +20,14 @@ class Embedded:
 
 FOLDER = Path(__file__).parents[1] / "models"
 CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
-CLIPS_CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 48, "width": 48, "num_frames": 9, "max_sequence_length": 12}
+CLIPS_CALL = {
+    "num_inference_steps": 10,
+    "guidance_scale": 1.0,
+    "height": 48,
+    "width": 48,
+    "num_frames": 9,
+    "max_sequence_length": 12,
+}
 EMBEDDED = {
     "shapes": Embedded("flow", FOLDER / "shapes", CALL),
     "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}),

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.data import conditions, corpora, hub, tables
-from flowgrpo.data.generators import compositions, edits, moves, patterned, scenes, sounds, tasks, templates, writing
+from flowgrpo.data.generators import (
+    clips,
+    compositions,
+    edits,
+    moves,
+    patterned,
+    scenes,
+    sounds,
+    tasks,
+    templates,
+    writing,
+)
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import Prompts
 from rewards.base import nearest
@@ -21,7 +32,7 @@ LONGEST_NUMBER = 1000  # characters; Python reads some 4,000 digits
 
 SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # for the embedded models
     f"{name}:{split}": lambda captions=captions, split=split: [{"prompt": text} for text in captions(split)]
-    for name, captions in (("shapes", scenes.captions), ("patterns", patterned.captions))
+    for name, captions in (("shapes", scenes.captions), ("patterns", patterned.captions), ("clips", clips.captions))
     for split in SPLITS
 } | tasks.BUILT_IN
 BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN

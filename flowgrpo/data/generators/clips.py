@@ -19,7 +19,11 @@ SIZE, FRAMES = 48, 9
 RADII = (6.0, 7.5)  # range of an object's half height, pixels
 DISTANCES = (14.0, 20.0)  # range of the way of an object that moves, pixels
 GAP = 3.0  # least distance of two objects, and of an object from the border, pixels
-UNSEEN = (Kind("green", "circle", "moves left"), Kind("red", "triangle", "moves up"), Kind("blue", "square", "moves right"))
+UNSEEN = (
+    Kind("green", "circle", "moves left"),
+    Kind("red", "triangle", "moves up"),
+    Kind("blue", "square", "moves right"),
+)
 
 
 @cache
