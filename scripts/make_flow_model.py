@@ -269,7 +269,7 @@ def train_flow(
     wrong: Any,
     rng: Random,
 ) -> None:
-    """Train transformer and text encoders by flow matching with logit-normal sigmas; load their moving average at the end."""
+    """Train transformer and text encoders by flow matching with logit-normal sigmas; end with their moving average."""
     modules = [pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]
     parameters = [p for module in modules for p in module.parameters()]
     average = [p.detach().clone() for p in parameters]

@@ -1,4 +1,4 @@
-"""Train the embedded video model `clips`: a small WanPipeline of 9 frames of 48 x 48 pixels with moving flat shapes.
+"""Train the embedded video model `clips`: a small WanPipeline, 9 frames of 48 x 48 pixels of moving flat shapes.
 
     python scripts/make_motion_model.py --out flowgrpo/models/clips
 
@@ -24,7 +24,7 @@ from flowgrpo.data.generators import clips
 from rewards import moves
 
 WIDTH, TEXT_WIDTH, TEXT_TOKENS = 128, 64, 12
-CHANNELS = 8  # of a latent
+CHANNELS = 16  # of a latent
 POOL = 12_000
 BATCH = 32
 AUTOENCODER_STEPS = 1500
@@ -43,7 +43,7 @@ def words() -> list[str]:
 
 
 def build() -> WanPipeline:
-    """Return the untrained pipeline: a UMT5 of two layers, an f = 4 autoencoder in space and time, a 4-layer transformer."""
+    """Return the untrained pipeline: a UMT5 of two layers, an autoencoder (8 in space, 4 in time), a 4-layer transformer."""
     texts = tokenizer(words())
     encoder = UMT5EncoderModel(
         UMT5Config(
@@ -62,17 +62,21 @@ def build() -> WanPipeline:
         tokenizer=texts,
         text_encoder=encoder,
         vae=AutoencoderKLWan(
-            base_dim=12,
+            in_channels=12,
+            out_channels=12,
+            patch_size=2,
+            base_dim=16,
             z_dim=CHANNELS,
-            dim_mult=[1, 2, 4],
+            dim_mult=[1, 2, 2],
             num_res_blocks=1,
             temperal_downsample=[True, True],
             latents_mean=[0.0] * CHANNELS,
             latents_std=[1.0] * CHANNELS,
-            scale_factor_spatial=4,
+            scale_factor_spatial=8,
             scale_factor_temporal=4,
         ),
         transformer=WanTransformer3DModel(
+            patch_size=(1, 1, 1),
             num_attention_heads=WIDTH // 32,
             attention_head_dim=32,
             in_channels=CHANNELS,
@@ -99,7 +103,7 @@ def train_autoencoder(vae: AutoencoderKLWan, steps: int, rng: Random) -> None:
     """Train an autoencoder: absolute plus squared error, and a small KL to a unit Gaussian."""
 
     def loss() -> torch.Tensor:
-        videos, _ = films(4, rng)
+        videos, _ = films(8, rng)
         posterior = vae.encode(videos).latent_dist
         error = vae.decode(posterior.sample()).sample - videos
         return error.abs().mean() + error.square().mean() + 1e-5 * posterior.kl().mean() / 64
@@ -109,7 +113,7 @@ def train_autoencoder(vae: AutoencoderKLWan, steps: int, rng: Random) -> None:
 
 @torch.no_grad()
 def make_pool(vae: AutoencoderKLWan, count: int, rng: Random) -> tuple[torch.Tensor, list[clips.Caption]]:
-    """Return latents (count, 8, 3, 12, 12) of unit scale with captions; set the autoencoder's mean and deviation."""
+    """Return latents (count, 16, 3, 6, 6) of unit scale with captions; set the autoencoder's mean and deviation."""
     batches = [films(50, rng) for _ in range(count // 50)]
     latents = torch.cat([vae.encode(videos).latent_dist.mean for videos, _ in batches])
     mean, deviation = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
@@ -126,7 +130,7 @@ def train_flow(
     wrong: tuple[float, float, float],
     rng: Random,
 ) -> None:
-    """Train transformer and text encoder by flow matching with logit-normal sigmas; load their moving average at the end."""
+    """Train transformer and text encoder by flow matching with logit-normal sigmas; end with their moving average."""
     parameters = [p for module in (pipe.transformer, pipe.text_encoder) for p in module.parameters()]
     average = [p.detach().clone() for p in parameters]
     transformer = torch.compile(pipe.transformer)
