@@ -2,8 +2,8 @@
 
     python scripts/make_motion_model.py --out flowgrpo/models/clips
 
-Its stages are those of scripts/make_flow_model.py: autoencoder, a pool of encoded clips, then transformer and text encoder by
-flow matching. The model is imperfect on purpose: each part of a caption is wrong at a rate of its own (`clips.reword`).
+Its stages are those of scripts/make_flow_model.py: autoencoder, a pool of encoded clips, then transformer and text encoder
+by flow matching. The model is imperfect on purpose: each part of a caption is wrong at a rate of its own (`clips.reword`).
 Transformer and autoencoder are saved as float16 safetensors, the text encoder as float32. The script needs a C++ compiler
 and torch 2.9 (Muon).
 """
