@@ -12,7 +12,7 @@ SIGMAS = (1.0, 0.8, 0.4, 0.0)
 
 
 def shade(grey):
-    return encode_picture(np.full((6, 6, 4), [grey, grey, grey, 255], dtype=np.uint8))
+    return encode_picture(np.full((1, 6, 6, 4), [grey, grey, grey, 255], dtype=np.uint8))
 
 
 def node(parent, step, total=None, **fields):

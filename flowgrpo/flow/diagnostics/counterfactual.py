@@ -43,7 +43,7 @@ LENT = "flow_sde"  # kernel that is used in explanations of methods without nois
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A sample, or the prediction of one from a state: total reward (None if lost) and picture, uint8 (h, w, 4)."""
+    """A sample, or the prediction of one from a state: total reward (None if lost) and small frames, uint8 (F, h, w, 4)."""
 
     reward: float | None
     picture: np.ndarray

@@ -26,6 +26,7 @@ from samplers.finishes import Finish
 from samplers.kernels import State
 from samplers.trees import Evaluate, Root, Tree, stack_states
 
+FRAMES = 17  # most frames of a preview
 BARS = 40  # number of bars in the picture of a sound
 GREY = (127, 127, 127, 255)  # RGBA of the bars, visible on light and dark pages
 
@@ -70,7 +71,7 @@ class StatePreview:
         parent: index of the parent among the previews of the group.
         estimated: whether the picture shows a clean estimate, not a sample.
         state: latents of the picture, until they are decoded.
-        picture: uint8 (h, w, 4).
+        picture: uint8 (F, h, w, 4), a film if it has several frames.
         rewards: (R,)
     """
 
@@ -176,18 +177,21 @@ def estimates_by_node(tree: Tree, recorder: EstimateRecorder) -> dict[int, State
 
 
 def small(sample: torch.Tensor, side: int) -> np.ndarray:
-    """Return a small picture uint8 (h, w, 4) of a sample: an image, a video's middle frame, or a sound's loudness.
+    """Return small frames uint8 (F, h, w, 4) of a sample: a video's, at most `FRAMES`, or one of an image or a sound.
 
-    The sample has a format of `training.reports.samples.save_sample`. The longer side of the picture is at most `side`
-    pixels; smaller pictures keep their size.
+    The sample has a format of `training.reports.samples.save_sample`. A sound is drawn by its loudness. The longer side of a
+    frame is at most `side` pixels; smaller frames keep their size.
     """
     sample = sample.detach().float().cpu().nan_to_num()
     if sample.ndim == 2:
-        return _draw_loudness(sample, side)
-    frame = sample[len(sample) // 2] if sample.ndim == 4 else sample
-    picture = Image.fromarray(frame.mul(255).round().clamp(0, 255).byte().movedim(0, -1).numpy()).convert("RGBA")
-    picture.thumbnail((side, side))
-    return np.asarray(picture)
+        return _draw_loudness(sample, side)[None]
+    frames = sample if sample.ndim == 4 else sample[None]
+    chosen = torch.linspace(0, len(frames) - 1, min(len(frames), FRAMES)).round().long()
+    pixels = frames[chosen].mul(255).round().clamp(0, 255).byte().movedim(1, -1).numpy()
+    pictures = [Image.fromarray(frame).convert("RGBA") for frame in pixels]
+    for picture in pictures:
+        picture.thumbnail((side, side))
+    return np.stack([np.asarray(picture) for picture in pictures])
 
 
 def _draw_loudness(sound: torch.Tensor, side: int) -> np.ndarray:

@@ -34,7 +34,7 @@ def build_kept_trees(
             twig = batch.tree.nodes[each.node].role == TWIG
             sigma = batch.tree.sigmas[each.step]
             nodes.append(KeptNode(parent=each.parent, step=each.step, sigma=sigma, twig=twig, **fields))
-        height, width = next(each.picture.shape[:2] for each in previews if each.picture is not None)
+        height, width = next(each.picture.shape[1:3] for each in previews if each.picture is not None)
         trees.append(
             KeptTree(
                 step=iteration + 1,

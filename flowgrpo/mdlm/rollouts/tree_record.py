@@ -93,7 +93,7 @@ def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
                 parent=first + column - 1 if column else None,
                 step=column,
                 sigma=sum(step >= moment for step in text.steps) / len(text.steps),
-                picture=encode_picture(cells(text, moment, steps)),
+                picture=encode_picture(cells(text, moment, steps)[None]),
                 estimated=True,
                 text=canvas(text, moment),
                 kernel=decoder if column else None,

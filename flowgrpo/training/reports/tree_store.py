@@ -21,6 +21,7 @@ from flowgrpo.training.run.run_folder import replace_text
 
 FILES = "[!.]*.json"  # tree files, without hidden files of macOS
 QUALITY = 80
+LOOP = 2000  # milliseconds of a film
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +66,12 @@ class KeptTree:
     nodes: tuple[KeptNode, ...]  # parents before children
 
 
-def encode_picture(picture: np.ndarray) -> str:
-    """Encode a picture, uint8 (h, w, 4), as WebP in base64 for a node."""
+def encode_picture(frames: np.ndarray) -> str:
+    """Encode frames, uint8 (F, h, w, 4), as WebP in base64 for a node; several are a film that plays in a loop."""
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", quality=QUALITY, method=4)
+    first, *others = map(Image.fromarray, frames)
+    pace = {"save_all": True, "append_images": others, "duration": LOOP // len(frames), "loop": 0} if others else {}
+    first.save(buffer, "WEBP", quality=QUALITY, method=4, **pace)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

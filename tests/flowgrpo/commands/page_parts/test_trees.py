@@ -189,7 +189,7 @@ def test_eight_trees_of_sixteen_chains_of_twenty_steps_stay_below_ten_megabytes(
             sigma=sigmas[step],
             estimated=step < 20,
             unit=row,
-            picture=encode_picture(pictures[place]),
+            picture=encode_picture(pictures[place][None]),
             **edge,
         )
         for place, (row, step) in enumerate(places)

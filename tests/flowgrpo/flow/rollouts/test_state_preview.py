@@ -11,7 +11,7 @@ from field import settings
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
-from flowgrpo.flow.rollouts.state_preview import GREY, StatePreviews, small
+from flowgrpo.flow.rollouts.state_preview import FRAMES, GREY, StatePreviews, small
 from rewards import Reward
 from samplers.kernels import Kernel
 from samplers.plans import chain
@@ -76,20 +76,23 @@ def test_nothing_is_watched_that_is_not_due(tmp_path):
 
 def test_a_picture_is_made_small_and_a_small_one_stays():
     generator = torch.Generator().manual_seed(0)
-    assert small(torch.rand(3, 40, 80, generator=generator), 20).shape == (10, 20, 4)
+    assert small(torch.rand(3, 40, 80, generator=generator), 20).shape == (1, 10, 20, 4)
     tiny_one = torch.rand(3, 4, 6, generator=generator)
-    assert np.array_equal(small(tiny_one, 20)[..., :3], (tiny_one * 255).round().byte().movedim(0, -1).numpy())
+    assert np.array_equal(small(tiny_one, 20)[0, ..., :3], (tiny_one * 255).round().byte().movedim(0, -1).numpy())
     assert small(torch.full((3, 2, 2), torch.nan), 20)[..., :3].max() == 0
 
 
-def test_a_video_is_shown_by_its_middle_frame():
-    frames = torch.stack([torch.full((3, 4, 4), value) for value in (0.0, 1.0, 0.0)])
-    assert small(frames, 8).min() == 255
+def test_a_video_is_shown_by_frames_from_its_first_to_its_last():
+    frames = torch.linspace(0, 1, 40)[:, None, None, None].expand(40, 3, 4, 4)
+    shown = small(frames, 8)
+    assert shown.shape == (FRAMES, 4, 4, 4)
+    assert (shown[0, ..., :3].max(), shown[-1].min()) == (0, 255)
+    assert small(frames[:3], 8).shape == (3, 4, 4, 4)
 
 
 def test_a_sound_is_shown_by_its_loudness():
     sound = torch.cat([torch.zeros(2, 500), torch.ones(2, 500)], dim=1)
-    shown = small(sound, 80)
+    (shown,) = small(sound, 80)
     assert shown.shape == (40, 80, 4)
     heights = (shown[..., 3] > 0).sum(0)
     assert heights[0] == 2

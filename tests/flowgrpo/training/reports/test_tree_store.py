@@ -47,10 +47,20 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_a_picture_is_kept_as_it_looks():
     picture = np.zeros((4, 6, 4), dtype=np.uint8)
     picture[:, 3:] = [200, 40, 90, 255]
-    with Image.open(io.BytesIO(base64.b64decode(encode_picture(picture)))) as image:
+    with Image.open(io.BytesIO(base64.b64decode(encode_picture(picture[None])))) as image:
         shown = np.asarray(image.convert("RGBA")).astype(int)
     assert np.abs(shown[:, 5] - [200, 40, 90, 255]).max() < 30
     assert (shown[:, 0, 3] < 30).all()
+
+
+def test_several_frames_are_a_film_of_two_seconds_that_loops():
+    frames = np.full((5, 6, 6, 4), 255, dtype=np.uint8)
+    frames[:, 0, 0, 0] = range(0, 250, 50)  # equal ones would be merged
+    with Image.open(io.BytesIO(base64.b64decode(encode_picture(frames)))) as image:
+        assert image.n_frames == 5
+        assert image.info["loop"] == 0
+        image.load()
+        assert image.info["duration"] == 400
 
 
 def test_parts_of_a_group_are_joined_with_their_numbers_moved_on():
