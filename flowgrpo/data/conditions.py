@@ -67,9 +67,7 @@ def _decode(name: str, modified: int | None) -> Any:
     suffix = suffixes.suffix_of(name)
     if suffix in suffixes.SOUNDS:
         return _sound(name)
-    if suffix in suffixes.ANIMATIONS:
-        return media.frames(name)
-    return media.film(name) if suffix in suffixes.FILMS else media.picture(name)
+    return media.frames(name) if suffix in suffixes.ANIMATIONS | suffixes.FILMS else media.picture(name)
 
 
 def _sound(name: str) -> torch.Tensor:

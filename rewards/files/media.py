@@ -39,8 +39,19 @@ def picture(path: str | Path) -> Image.Image:
         return rgb(image)
 
 
+def pixels(path: str | Path) -> np.ndarray:
+    """Return a picture (3, H, W), or the frames of an animation or a film (F, 3, H, W), float32 in [0, 1]."""
+    stack = np.stack([np.asarray(frame) for frame in frames(path)]).transpose(0, 3, 1, 2).astype(np.float32) / 255
+    return stack if len(stack) > 1 else stack[0]
+
+
 def frames(path: str | Path) -> list[Image.Image]:
-    """Return the RGB frames of an animation, or the one frame of a still picture."""
+    """Return the RGB frames of an animation or a film, or the one frame of a still picture."""
+    suffix = suffixes.suffix_of(path)
+    if suffix in suffixes.FILMS:
+        return film(path)
+    if suffix not in (*suffixes.ANIMATIONS, *suffixes.MULTI_FRAME):
+        return [picture(path)]
     with open_picture(path) as image:
         return [rgb(frame) for frame in check_frames(path, ImageSequence.Iterator(image))]
 

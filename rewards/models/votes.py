@@ -1,4 +1,4 @@
-"""A reward learnt from a person's votes on pairs of pictures.
+"""A reward learnt from a person's votes on pairs of pictures or films.
 
 `flowgrpo vote` writes the file of votes. Unlike a preference network (PickScore, HPS), the model is linear in the features
 of another reward, so a few dozen votes suffice. It is learnt from the file on first use.
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 from rewards.base import RewardError, batched, load_nested
-from rewards.files.media import MediaError, picture
+from rewards.files import media
 
 LOGGER = logging.getLogger(__name__)
 OUTCOMES = {"a": 1.0, "b": 0.0, "neither": 0.5}
 STRENGTHS = tuple(10.0**power for power in range(-2, 4))  # of the prior; all are tried
 FOLDS = 10
 FEWEST = 5  # smallest number of votes for a or b
-AT_ONCE = 16  # pictures
+AT_ONCE = 16  # samples
 
 
 @dataclass(frozen=True)
 class Vote:
-    """A vote on two pictures of a prompt; `outcome` is 1 for the first, 0 for the second, 0.5 for neither."""
+    """A vote on two samples of a prompt; `outcome` is 1 for the first, 0 for the second, 0.5 for neither."""
 
     prompt: str
     first: Path
@@ -39,7 +39,7 @@ class Vote:
 
 
 def read_votes(file: Path) -> list[Vote]:
-    """Read a file of `flowgrpo vote`, whose folder holds the pictures; raise RewardError at the first bad line."""
+    """Read a file of `flowgrpo vote`, whose folder holds the samples; raise RewardError at the first bad line."""
     if not file.is_file():
         raise RewardError(f"votes: there is no file {file}; flowgrpo vote writes one")
     votes = []
@@ -117,7 +117,7 @@ def fit(gaps: np.ndarray, outcomes: np.ndarray, strength: float) -> np.ndarray:
 
 
 class Votes:
-    """Log-odds that the votes of a file prefer a picture to the mean of the pictures voted on. Positive is better.
+    """Log-odds that the votes of a file prefer a sample to the mean of the samples voted on. Positive is better.
 
     A warning is logged if the learnt preference predicts held-out votes hardly better than a coin.
 
@@ -168,17 +168,17 @@ class Votes:
         return self._learned
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-        """Return log-odds of pictures, float (B, 3, H, W) in [0, 1]."""
+        """Return log-odds of pictures (B, 3, H, W) or films (B, F, 3, H, W), float in [0, 1]."""
         learned = self.learned()
         parts = zip(batched(images, AT_ONCE), batched(prompts, AT_ONCE), strict=True)
         return [float(odds) for part, texts in parts for odds in learned(self._features(part, texts))]
 
     def _read_features(self, vote: Vote, side: str) -> np.ndarray:
         try:
-            pixels = np.asarray(picture(getattr(vote, side)), dtype=np.float32) / 255
-        except (MediaError, OSError) as error:
+            sample = torch.from_numpy(media.pixels(getattr(vote, side)))
+        except (media.MediaError, OSError) as error:
             raise RewardError(f"votes: {error}") from error
-        return self._features(torch.from_numpy(pixels).movedim(-1, 0)[None], [vote.prompt])
+        return self._features(sample[None], [vote.prompt])
 
     def _features(self, images: torch.Tensor, prompts: Sequence[str]) -> np.ndarray:
         """Return the features (B, D) of all rewards in float64; a reward without features gives its score."""
@@ -190,6 +190,6 @@ class Votes:
             part = part[:, None] if part.ndim == 1 else part
             if part.shape[0] != len(prompts) or not np.isfinite(part).all():
                 shape = f"{part.shape}, or not all of them finite"
-                raise ValueError(f"features of {len(prompts)} pictures came out as {shape}")
+                raise ValueError(f"features of {len(prompts)} samples came out as {shape}")
             parts.append(part)
         return np.concatenate(parts, axis=1)

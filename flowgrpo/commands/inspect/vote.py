@@ -44,13 +44,14 @@ from rewards.files import suffixes
 from rewards.models.votes import OUTCOMES, read_votes
 from rewards.served import guard
 
+SHOWN = suffixes.BROWSER_PICTURES | suffixes.FILMS
 SEED = 0  # for the order of the pairs
 LARGEST = 1 << 12  # bytes of a request
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures of one prompt."""
+    """Two pictures or films of one prompt."""
 
     prompt: str
     a: Path
@@ -58,19 +59,18 @@ class Pair:
 
 
 def pairs_of(folders: Sequence[Path]) -> list[Pair]:
-    """Return all pairs of different pictures of one prompt: a pair of each prompt, then a second of each, and so on.
+    """Return all pairs of different samples of one prompt: a pair of each prompt, then a second of each, and so on.
 
-    The order of the pairs, and of the two pictures of a pair, is random with the seed `SEED`. Raises InputError if
-    there are no pairs, or a sample is no picture.
+    The order of the pairs, and of the two samples of a pair, is random with the seed `SEED`. Raises InputError if
+    there are no pairs, or a browser shows no such sample.
     """
     by_prompt: dict[str, dict[bytes, Path]] = defaultdict(dict)  # by digest of the file
     for folder in folders:
         samples = folder / "samples" if (folder / "samples" / "manifest.jsonl").is_file() else folder
         for line in read_manifest(samples):
             file = samples / line["file"]
-            if suffixes.suffix_of(file) not in suffixes.BROWSER_PICTURES:
-                shown = ", ".join(suffixes.BROWSER_PICTURES)
-                raise InputError(f"{file} is no picture that a browser shows; votes are on {shown}")
+            if suffixes.suffix_of(file) not in SHOWN:
+                raise InputError(f"{file} is no picture or film that a browser shows; votes are on {', '.join(SHOWN)}")
             if not file.is_file():
                 raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {file}")
             by_prompt[line["prompt"]].setdefault(hashlib.blake2b(file.read_bytes()).digest(), file)
@@ -84,7 +84,7 @@ def pairs_of(folders: Sequence[Path]) -> list[Pair]:
     pairs = [pair for row in zip_longest(*columns) for pair in row if pair is not None]
     if not pairs:
         names = ", ".join(map(str, folders))
-        raise InputError(f"{names}: there are no two different pictures of one prompt to vote on")
+        raise InputError(f"{names}: there are no two different samples of one prompt to vote on")
     return pairs
 
 
@@ -106,10 +106,16 @@ class Ballot:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The next pair, and the counts of votes and of pairs left, for the page; `pair` is None if none is left."""
-        number = self._left[0] if self._left else None
-        prompt = None if number is None else self.pairs[number].prompt
-        return {"pair": number, "prompt": prompt, "votes": len(self._lines), "left": len(self._left)}
+        """The counts of votes and of pairs left and, if one is left, the next pair, for the page.
+
+        `pair` is its number or None, and `shown` the elements of the page that show its two samples.
+        """
+        counts = {"votes": len(self._lines), "left": len(self._left)}
+        if not self._left:
+            return {"pair": None, **counts}
+        pair = self.pairs[self._left[0]]
+        shown = ["video" if suffixes.suffix_of(file) in suffixes.FILMS else "img" for file in (pair.a, pair.b)]
+        return {"pair": self._left[0], "prompt": pair.prompt, "shown": shown, **counts}
 
     def vote(self, number: int, choice: str) -> None:
         """Write a vote on the next pair; raise ValueError for another pair (of a second open page) or a wrong choice."""
@@ -147,7 +153,9 @@ class Ballot:
 def application(ballot: Ballot, name: str) -> guard.Guard:
     """Build the ASGI application that asks for votes; `name` is in the title of its page."""
     page = template("vote.html.jinja").render(name=name)
-    policy = HEADERS["Content-Security-Policy"].replace("img-src", "img-src 'self'")
+    policy = (
+        HEADERS["Content-Security-Policy"].replace("img-src", "img-src 'self'").replace("media-src", "media-src 'self'")
+    )
     headers = {**HEADERS, "Content-Security-Policy": policy}
 
     async def get_page(request: Request) -> Response:
@@ -159,9 +167,9 @@ def application(ballot: Ballot, name: str) -> guard.Guard:
     async def get_media(request: Request) -> Response:
         number, side = request.path_params["number"], request.path_params["side"]
         if number >= len(ballot.pairs) or side not in ("a", "b"):
-            return JSONResponse({"error": "there is no such picture"}, 404, headers)
+            return JSONResponse({"error": "there is no such sample"}, 404, headers)
         file = getattr(ballot.pairs[number], side)
-        return FileResponse(file, media_type=suffixes.BROWSER_PICTURES[suffixes.suffix_of(file)], headers=headers)
+        return FileResponse(file, media_type=SHOWN[suffixes.suffix_of(file)], headers=headers)
 
     async def post_vote(request: Request) -> Response:
         body = await _json(request)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.table import Column, Table
 
@@ -221,11 +220,6 @@ def read(path: Path) -> Sample:
             )
         return document["text"]
     try:
-        loaded = media.frames(path) if suffix in suffixes.MULTI_FRAME else conditions.load_file(str(path))
+        return conditions.load_file(str(path)) if suffix in suffixes.SOUNDS else torch.from_numpy(media.pixels(path))
     except media.MediaError as error:
         raise InputError(f"--samples: {error}") from error
-    if isinstance(loaded, torch.Tensor):
-        return loaded
-    frames = loaded if isinstance(loaded, list) else [loaded]
-    video = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])).permute(0, 3, 1, 2).float() / 255
-    return video if len(video) > 1 else video[0]

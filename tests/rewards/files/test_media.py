@@ -38,6 +38,19 @@ def test_pictures_of_other_modes_are_as_ever_and_grey_of_16_bits_is_rounded(tmp_
         assert media.picture(tmp_path / "a.png").getpixel((0, 0)) == seen
 
 
+def test_pixels_are_a_picture_or_all_frames(tmp_path):
+    shades = [Image.new("RGB", (4, 2), (51 * i, 255, 0)) for i in range(3)]
+    for suffix in (".gif", ".webp", ".jpg"):  # a .jpg of two cameras (MPO) is its first picture
+        kind = {"format": "MPO"} if suffix == ".jpg" else {"lossless": True}
+        shades[0].save(tmp_path / f"a{suffix}", save_all=True, append_images=shades[1:], **kind)
+    for suffix in (".gif", ".webp"):
+        pixels = media.pixels(tmp_path / f"a{suffix}")
+        assert (pixels.shape, pixels.dtype) == ((3, 3, 2, 4), np.float32)
+        assert pixels[:, :, 0, 0] == pytest.approx(np.array([[0.2 * i, 1, 0] for i in range(3)]))
+    assert media.pixels(tmp_path / "a.jpg").shape == (3, 2, 4)
+    assert media.pixels(FILM).shape == (len(media.film(FILM)), 3, *media.film(FILM)[0].size[::-1])
+
+
 @pytest.mark.parametrize("kind", ["EPS", "PPM", "PDF", "ICO", "TGA"])
 def test_other_formats_are_refused_whatever_their_name(tmp_path, monkeypatch, kind):
     """An EPS would start Ghostscript."""

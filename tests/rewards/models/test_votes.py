@@ -97,6 +97,19 @@ def test_the_reward_of_the_features_may_be_a_map_with_options(tmp_path):
     assert by_map.equal(by_name)
 
 
+def test_films_are_voted_on_by_a_reward_of_videos(tmp_path):
+    file = written(tmp_path)
+    for name, change in {"dark": 20, "middle": 90, "light": 200}.items():  # votes are for motion
+        frames = [Image.new("RGB", (8, 8), (shade, shade, shade)) for shade in (0, change)]
+        frames[0].save(tmp_path / f"{name}.gif", save_all=True, append_images=frames[1:])
+    file.write_text(file.read_text().replace(".png", ".gif"))
+    reward = load("votes", options={"file": str(file), "of": "motion"})
+    still, moving = reward(
+        torch.tensor([[0.0, 0.1], [0.0, 0.9]])[..., None, None, None].expand(2, 2, 3, 8, 8), ["x"] * 2, {}
+    )
+    assert still < 0 < moving
+
+
 def test_pref_grpo_takes_what_was_learned(tmp_path):
     options = {"file": str(written(tmp_path)), "of": f"{tmp_path}/mine.py:lightness"}
     preference = load("preference", options={"scores": {"use": "votes", "options": options}})

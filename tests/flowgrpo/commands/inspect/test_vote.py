@@ -165,15 +165,15 @@ def test_what_cannot_be_voted_on_is_one_sentence(tmp_path, refused):
     (tmp_path / "bad.jsonl").write_text("{}\n")
     (tmp_path / "picture.png").write_bytes(bytes(range(256)))
     for words, said in (
-        ([alone], "no two different pictures of one prompt"),
+        ([alone], "no two different samples of one prompt"),
         ([tmp_path / "none"], "there is no such folder"),
         ([pair, "--out", tmp_path / "bad.jsonl"], "line 1 of"),
         ([pair, "--out", tmp_path / "picture.png"], "line 1 of"),
         ([pair, "--out", tmp_path], "no ordinary file"),
     ):
         assert said in refused("vote", *words)
-    for name in ("a.wav", "a.tiff", "a.mp4"):
+    for name in ("a.wav", "a.tiff", "a.json"):
         (alone / "manifest.jsonl").write_text(json.dumps({"file": name, "prompt": "a"}) + "\n")
-        said = rf"{name} is no picture that a browser shows; votes are on .png, .*, .gif$"
+        said = rf"{name} is no picture or film that a browser shows; votes are on .png, .*, .mov$"
         with pytest.raises(InputError, match=said):
             pairs_of([alone])

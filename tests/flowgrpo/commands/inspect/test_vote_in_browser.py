@@ -1,8 +1,10 @@
 """The page that asks for votes in a real browser: by keyboard, light and dark, wide and on a phone."""
 
 import json
+import shutil
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -12,6 +14,8 @@ from planted_run import written
 
 from flowgrpo.commands.inspect.vote import Ballot, application, pairs_of
 from rewards.served import guard
+
+FILM = Path(__file__).parents[3] / "data" / "film.webm"
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to open the pages in a browser")
 
@@ -23,7 +27,14 @@ def served(tmp_path):
         Image.new("RGB", (8, 8), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
         lines.append({"file": f"{number}.png", "prompt": WILD})
     (tmp_path / "manifest.jsonl").write_text(written(lines))
-    ballot = Ballot(pairs_of([tmp_path]), tmp_path / "votes.jsonl")
+    with serving(tmp_path) as both:
+        yield both
+
+
+@contextmanager
+def serving(folder):
+    """The address and the ballot of a served folder of samples."""
+    ballot = Ballot(pairs_of([folder]), folder / "votes.jsonl")
     listening = guard.listen("127.0.0.1", 0, None)
     server = uvicorn.Server(guard.configure(application(ballot, "mine")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -46,6 +57,17 @@ def test_the_page_is_quiet_legible_and_not_wider_than_its_window(browser, served
     with asked(browser, served[0], width, scheme) as page:
         check_look(page)
         assert page.locator("#prompt").inner_text()[:20] == WILD[:20]
+
+
+def test_a_film_plays_beside_a_picture(browser, tmp_path):
+    shutil.copy(FILM, tmp_path / "film.webm")
+    Image.new("RGB", (8, 8), (80, 0, 0)).save(tmp_path / "still.png")
+    lines = [{"file": file, "prompt": "a"} for file in ("film.webm", "still.png")]
+    (tmp_path / "manifest.jsonl").write_text(written(lines))
+    with serving(tmp_path) as (address, ballot), asked(browser, address) as page:
+        side = "ab"[ballot.pairs[0].a.name == "still.png"]
+        page.wait_for_function(f"document.querySelector('[data-vote={side}] video').currentTime > 0")
+        assert page.locator(".choice img").count() == 1
 
 
 def test_keys_vote_and_take_back(browser, served):
