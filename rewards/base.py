@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.cards import BUILT_IN
+from rewards.files import frames as frame_rules
 from rewards.memory import is_out_of_memory
 from rewards.process_state import module_of, preserve
 
@@ -54,6 +55,7 @@ class Reward:
     group_wise: bool = False
     offset: float = 0.0  # the value that counts as 0 among several rewards
     only: Mapping[str, Any] = field(default_factory=dict)  # column values of the rows to which it applies
+    frames: str | int | None = None  # a rule of `rewards.files.frames`: chosen frames of a video are scored as pictures
 
     def __str__(self) -> str:
         return f"the reward {self.name!r}"
@@ -74,11 +76,26 @@ class Reward:
     ) -> torch.Tensor:
         """Return rewards (B,) float64: NaN where the reward does not apply, infinity for numbers that are not finite.
 
+        With `frames` they are means over the chosen frames of videos.
+
         Raises:
             RewardError: the reward did not return a number or None for each sample, or a column has the name of one of
                 its first two arguments.
         """
         import torch  # imported here so that rewards can be found and described without it
+
+        if self.frames is None:
+            return self._score(samples, prompts, columns)
+        if not isinstance(samples, torch.Tensor) or samples.ndim != 5:
+            kind = tuple(samples.shape) if isinstance(samples, torch.Tensor) else "texts"
+            raise RewardError(f"{self} has frames={self.frames}, which chooses from videos (B, F, 3, H, W), not {kind}")
+        chosen = frame_rules.choose(self.frames, samples.shape[1])
+        return torch.stack([self._score(samples[:, i], prompts, columns) for i in chosen]).mean(0)
+
+    def _score(
+        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> torch.Tensor:
+        import torch
 
         # Contiguous, since rounding of sums depends on the layout.
         samples = samples.contiguous() if isinstance(samples, torch.Tensor) else list(samples)
@@ -161,7 +178,13 @@ def default_name(use: str) -> str:
     return re.split("[:/]", use)[-1].removesuffix(".py")
 
 
-def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None, name: str | None = None) -> Reward:
+def load(
+    use: str,
+    weight: float = 1.0,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    frames: str | int | None = None,
+) -> Reward:
     """Load the reward that `use` names, or raise RewardError.
 
     Args:
@@ -170,6 +193,7 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
             `http://host:port/name` of a served reward (several, separated by commas, are its replicas).
         options: arguments for a class, or for the client of a URL.
         name: in metrics; by default the last part of `use`.
+        frames: a rule of `rewards.files.frames`, by which chosen frames of a video are scored as pictures.
     """
     reward = find(use)
     if inspect.isclass(reward) or isinstance(reward, partial):
@@ -179,7 +203,13 @@ def load(use: str, weight: float = 1.0, options: Mapping[str, Any] | None = None
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")
     if not callable(reward):
         raise RewardError(f"the reward {use!r} is {type(reward).__name__}, which cannot be called")
-    return Reward(name or default_name(use), reward, weight, group_wise=bool(getattr(reward, "group_wise", False)))
+    if frames is not None:
+        try:
+            frame_rules.choose(frames, 1)
+        except ValueError as error:
+            raise RewardError(f"the reward {use!r}: {error}") from None
+    group_wise = bool(getattr(reward, "group_wise", False))
+    return Reward(name or default_name(use), reward, weight, group_wise=group_wise, frames=frames)
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:

@@ -93,7 +93,6 @@ BUILT_IN: dict[str, Card] = {
         "MIT (of its code; the model card states none)",
     ),
     "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
-    "video_pickscore": Card("rewards.models.clip:VideoPickScore", "video, prompt", "about 16 to 26", *_PICKSCORE),
     "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
     "hpsv3": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3", "image, prompt", "unbounded, mostly -1 to 12", *_HPSV3),
     "hpsv3_plus": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus", "image, prompt", "unbounded", *_HPSV3_PLUS),

@@ -27,8 +27,8 @@ WIDTH, TEXT_WIDTH, TEXT_TOKENS = 128, 64, 12
 CHANNELS = 16  # of a latent
 POOL = 12_000
 BATCH = 32
-AUTOENCODER_STEPS = 4000
-PASSES = ((4000, (0.1, 0.1, 0.1)), (1000, (0.25, 0.3, 0.35)))  # steps, and how often parts of captions are wrong
+AUTOENCODER_STEPS = 2400
+PASSES = ((3200, (0.1, 0.1, 0.1)), (800, (0.25, 0.3, 0.35)))  # steps, and how often parts of captions are wrong
 
 
 def words() -> list[str]:

@@ -30,6 +30,7 @@ from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, compi
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
+from flowgrpo.flow.planning.unseen import unseen
 from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, longest_and_shortest
 from flowgrpo.flow.trainer import flow_loop
@@ -86,6 +87,8 @@ def check(settings: Config, data: RunData) -> None:
     if steps is not None:  # otherwise the pipeline decides; `trainer` checks then
         predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
     shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
+    for sentence in unseen(settings):
+        LOGGER.warning("rewards: %s", sentence)
     check_rewards(data.rewards, data.train_prompts, shape)
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
 

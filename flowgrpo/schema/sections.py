@@ -14,6 +14,7 @@ from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
+from rewards.files import frames
 
 AUTO = "auto"  # a number that is probed when the run starts
 MOST_ROWS = 2**20  # in one model call
@@ -86,6 +87,16 @@ class RewardUse(Strict):
     """Name in the metrics; null: the last part of use."""
     only: dict[str, Any] = {}
     """Columns, and the value a row must have there for the reward to apply: {task: ocr}."""
+    frames: str | int | None = None
+    """Scores frames of a video as pictures and takes their mean: first, middle, all, every N, or a number of evenly spaced
+    ones; null: the reward sees the whole video."""
+
+    @field_validator("frames")
+    @classmethod
+    def _frames(cls, rule: str | int | None) -> str | int | None:
+        if rule is not None:
+            frames.choose(rule, 1)
+        return rule
 
     @model_validator(mode="before")
     @classmethod

@@ -1,18 +1,15 @@
-"""Similarity of a picture, or of a video's frames, and the prompt by a CLIP of transformers."""
+"""Similarity of a picture and the prompt by a CLIP of transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import CLIPModel
 
-from rewards.base import RewardError
 from rewards.models.model import PairedReward, encode_unique, pooled_features
-from rewards.video import check_videos
 
 
 class _Clip(PairedReward):
@@ -61,32 +58,3 @@ class PickScore(_Clip):
 
     def _score(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         return self.model.logit_scale.float().exp() * self.cosine(images, prompts)
-
-
-class VideoPickScore(PickScore):
-    """PickScore of videos: the mean over frames scored as pictures; motion does not count.
-
-    Flow-Factory trains video models on the mean over all frames divided by 26, UniRL's configs on the first frame alone.
-
-        rewards: [{use: video_pickscore, weight: 0.0385, options: {frames: 8}}]
-
-    Args:
-        frames: number of evenly spaced frames of each video; 1 is the first.
-        options: those of `pickscore`.
-    """
-
-    called = "video_pickscore"
-
-    def __init__(self, path: str | None = None, *, frames: int = 8, **options: Any) -> None:
-        if not isinstance(frames, int) or frames < 1:
-            raise RewardError(f"{self.called}: frames is {frames!r}, but must be 1 or more")
-        super().__init__(path, **options)
-        self.frames = frames
-
-    def __call__(self, videos: torch.Tensor, prompts: Sequence[str]) -> list[float]:
-        """Return one score per video, float (B, F, 3, H, W) in [0, 1]."""
-        check_videos(self.called, videos)
-        chosen = torch.linspace(0, videos.shape[1] - 1, self.frames).round().long().unique()
-        frames = videos[:, chosen.to(videos.device)]
-        repeated = [prompt for prompt in prompts for _ in chosen]
-        return torch.tensor(super().__call__(frames.flatten(0, 1), repeated)).view(len(videos), -1).mean(1).tolist()

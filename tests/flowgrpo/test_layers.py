@@ -116,8 +116,8 @@ BELOW = {
         "samplers rewards errors schema data training.advantages training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.state training.fitting "
         "training.wing flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees "
-        "flow.methods flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model flow.offline "
-        "flow.updates"
+        "flow.methods flow.pipeline.inputs flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model "
+        "flow.offline flow.updates"
     ),
     "flowgrpo.flow.trainer": (
         "samplers data training.advantages training.prompts training.run training.distributed "

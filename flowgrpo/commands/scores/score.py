@@ -66,7 +66,7 @@ def load_rewards(
         taken = (options_of(use.use) or {}) if given else {}
         took_dtype |= "dtype" in taken
         options = {**{name: value for name, value in given.items() if name in taken}, **use.options}
-        rewards.append(load(use.use, options=options, name=use.name))
+        rewards.append(load(use.use, options=options, name=use.name, frames=use.frames))
     if dtype is not None and not took_dtype:
         raise InputError(f"--dtype: {' and '.join(reward.name for reward in rewards)} takes none, leave it out")
     for reward in rewards:

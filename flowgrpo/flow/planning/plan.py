@@ -21,6 +21,7 @@ from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
 from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
+from flowgrpo.flow.planning.unseen import unseen
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
@@ -119,6 +120,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "warnings": [
             *uneven(config, sigma_table(config.model.path, call["num_inference_steps"])),
             *likelihood_rules.guidance_warnings(config, call_and_branches(config, columns=columns)[1]),
+            *unseen(config),
         ],
         "config": written,
     }

@@ -221,7 +221,9 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     """Load a config's training and evaluation rewards; raise RewardError if one is missing or two have the same name."""
     loaded = [
         [
-            replace(load_reward(use.use, use.weight, use.options, use.name), only=use.only, offset=use.offset)
+            replace(
+                load_reward(use.use, use.weight, use.options, use.name, use.frames), only=use.only, offset=use.offset
+            )
             for use in part
         ]
         for part in (uses, eval_uses)

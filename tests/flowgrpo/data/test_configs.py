@@ -47,7 +47,7 @@ PLAIN = ("flux1-24gb", "flux2-klein-4b", "llada2-mini", "sana", "wan22-14b")
 PAGE = Path(__file__).parents[3] / "docs/real_models.md"
 # A verifiable reward of the same kind of sample: the config's own needs weights from the hub, or letters that can be read.
 STAND_IN = dict.fromkeys(("geneval", "pickscore", "clip_score", "ocr", "shapes"), "jpeg_size")
-STAND_IN |= {"video_ocr": "motion", "video_pickscore": "motion", "clap": "loudness"}
+STAND_IN |= {"video_ocr": "motion", "clap": "loudness"}
 # Sana's instruction has a thousand letters.
 SHORT = {
     "sana": {"complex_human_instruction": ["s"], "max_sequence_length": 32},
@@ -128,7 +128,10 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, sa
     small = [key for key in specimen.call if key in SIZES or not (key in call or "guidance" in key)]
     sizes = {key: specimen.call[key] for key in small}
     sizes |= {"num_inference_steps": min(call["num_inference_steps"], 3), **SHORT.get(name, {})}
-    rewards = [{"use": STAND_IN[use.use], "weight": use.weight, "name": use.use} for use in written.rewards]
+    rewards = [
+        {"use": STAND_IN[use.use], "weight": use.weight, "name": use.use, "frames": use.frames}
+        for use in written.rewards
+    ]
     changed = {"model.path": saved(FLOW[name]), "model.call": call | sizes, "rewards": rewards}
     changed["train.updates"] = min(written.train.updates, 2)
     tree = written.algorithm.tree

@@ -44,25 +44,13 @@ def test_features_are_directions_whose_products_with_the_prompt_s_sum_to_the_cos
     torch.testing.assert_close(products.sum(1) * scale, expected.diagonal(), atol=1e-4, rtol=1e-4)
 
 
-def test_video_pickscore_is_the_mean_over_evenly_spaced_frames(folder, logits):
+def test_frames_of_a_video_are_scored_as_pictures(folder, logits):
     images, expected, _ = logits
     videos = torch.stack([images, images.flip(0)])
-
-    def score(**options):
-        return rewards.load("video_pickscore", options={"path": str(folder), **options})(videos, PROMPTS[:2], {})
-
+    found = rewards.load("pickscore", options={"path": str(folder)}, frames=2)(videos, PROMPTS[:2], {})
     first, second = expected[:, 0], expected[:, 1]  # of all pictures with either prompt
-    torch.testing.assert_close(score().float(), torch.stack([first.mean(), second.mean()]), atol=1e-4, rtol=1e-4)
     ends = torch.stack([(first[0] + first[3]) / 2, (second[3] + second[0]) / 2])
-    torch.testing.assert_close(score(frames=2, batch_size=3).float(), ends, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(score(frames=1).float(), torch.stack([first[0], second[3]]), atol=1e-4, rtol=1e-4)
-
-
-def test_video_pickscore_refuses_pictures_and_no_frames(folder):
-    with pytest.raises(rewards.RewardError, match="video_pickscore: frames is 0, but must be 1 or more"):
-        rewards.load("video_pickscore", options={"frames": 0})
-    with pytest.raises(ValueError, match="video_pickscore takes videos"):
-        rewards.load("video_pickscore", options={"path": str(folder)})(torch.zeros(1, 3, 32, 32), ["a"], {})
+    torch.testing.assert_close(found.float(), ends, atol=1e-4, rtol=1e-4)
 
 
 def test_clip_score_is_two_and_a_half_cosines_or_nothing(folder, logits):

@@ -1,0 +1,30 @@
+"""Warnings about parts of the samples that are trained and that no reward sees."""
+
+from __future__ import annotations
+
+import inspect
+
+from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, modality_of
+from flowgrpo.flow.pipeline.loading.load import planned_class
+from rewards.files import frames
+
+SMALL = 0.1  # share of the frames
+
+
+def unseen(config: Config) -> list[str]:
+    """Return a sentence if rewards see less than `SMALL` of a video's frames, and one if no reward hears its sound."""
+    pipeline = planned_class(config.model.path)
+    if modality_of(pipeline) != "video":
+        return []
+    sentences, rules = [], [use.frames for use in config.rewards if use.frames is not None]
+    count = expected_shape(pipeline, config.model.call)[0]
+    seen = {index for rule in rules for index in frames.choose(rule, count)}
+    if len(rules) == len(config.rewards) and len(seen) < SMALL * count:
+        sentences.append(
+            f"rewards see {len(seen)} of the {count} frames that are trained, so the others may become anything; take more "
+            "frames, such as every 8, or add a reward of whole videos"
+        )
+    if "audio_latents" in inspect.signature(inspect.unwrap(pipeline.__call__)).parameters:
+        sentences.append("the sound of these videos is trained too, and rewards see the pictures alone")
+    return sentences
