@@ -47,7 +47,7 @@ class AestheticV25(PictureReward):
         file = self._head_file()
         with self.loading(str(file)):
             head = aesthetic_head(select_weights(load_weights(file), "scoring_head."), last=8)
-        vision = self.load_pretrained(SiglipVisionModel)
+        vision: Any = self.load_pretrained(SiglipVisionModel)
         if head[0].in_features != vision.config.hidden_size:
             raise RewardError(
                 f"aesthetic_v25: the head in {file} reads {head[0].in_features} features, "

@@ -28,7 +28,7 @@ class DeqaConfig(LlamaConfig):
     """The released configuration: of the Llama, and in `visual_config` of the other two networks."""
 
     model_type = "mplug_owl2"
-    visual_config: dict[str, Any] | None = None
+    visual_config: dict[str, Any]
 
 
 class DeqaNetwork(LlamaPreTrainedModel):
@@ -82,12 +82,12 @@ class _Vision(nn.Module):
     def __init__(self, sizes: SimpleNamespace) -> None:
         super().__init__()
         width, patches = sizes.hidden_size, (sizes.image_size // sizes.patch_size) ** 2
-        self.embeddings = nn.Module()
+        self.embeddings: Any = nn.Module()
         self.embeddings.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.embeddings.patch_embed = nn.Conv2d(3, width, sizes.patch_size, sizes.patch_size, bias=False)
         self.embeddings.position_embedding = nn.Parameter(torch.empty(1, patches + 1, width))
         self.embeddings.pre_layernorm = nn.LayerNorm(width, sizes.layer_norm_eps)
-        self.encoder = nn.Module()
+        self.encoder: Any = nn.Module()
         self.encoder.layers = nn.ModuleList(_VisionLayer(sizes) for _ in range(sizes.num_hidden_layers))
         self.post_layernorm = nn.LayerNorm(width, sizes.layer_norm_eps)
 
@@ -105,11 +105,11 @@ class _VisionLayer(nn.Module):
     def __init__(self, sizes: SimpleNamespace) -> None:
         super().__init__()
         width, self.heads = sizes.hidden_size, sizes.num_attention_heads
-        self.self_attn = nn.Module()
+        self.self_attn: Any = nn.Module()
         self.self_attn.query_key_value = nn.Linear(width, 3 * width)
         self.self_attn.dense = nn.Linear(width, width)
         self.input_layernorm = nn.LayerNorm(width, sizes.layer_norm_eps)
-        self.mlp = nn.Sequential()
+        self.mlp: Any = nn.Sequential()
         self.mlp.fc1 = nn.Linear(width, sizes.intermediate_size)
         self.mlp.activation = QuickGELUActivation()
         self.mlp.fc2 = nn.Linear(sizes.intermediate_size, width)
@@ -126,7 +126,7 @@ class _Abstractor(nn.Module):
 
     def __init__(self, sizes: SimpleNamespace, width: int) -> None:
         super().__init__()
-        self.encoder = nn.Module()
+        self.encoder: Any = nn.Module()
         self.encoder.layers = nn.ModuleList(_AbstractorLayer(sizes) for _ in range(sizes.num_hidden_layers))
         self.visual_fc = nn.Linear(sizes.hidden_size, width)
         self.query_embeds = nn.Parameter(torch.empty(1, sizes.num_learnable_queries, sizes.hidden_size))
@@ -145,7 +145,8 @@ class _AbstractorLayer(nn.Module):
     def __init__(self, sizes: SimpleNamespace) -> None:
         super().__init__()
         width, inner, self.heads = sizes.hidden_size, sizes.intermediate_size, sizes.num_attention_heads
-        self.crossattention = cross = nn.Module()
+        self.crossattention: Any = nn.Module()
+        cross = self.crossattention
         cross.norm1, cross.normk = nn.LayerNorm(width), nn.LayerNorm(width)
         cross.attention = nn.Module()
         cross.attention.query = nn.Linear(width, width)
