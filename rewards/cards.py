@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of a number
+
 
 @dataclass(frozen=True)
 class Card:
@@ -18,6 +20,7 @@ class Card:
     weights: str | None = None
     licence: str = "Apache-2.0"
     options: Mapping[str, Any] = field(default_factory=dict)  # that the name fixes; the user's options override them
+    dtype: str | None = "float32"  # of the weights' sizes, and of the model by default; None: not on the device
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -27,18 +30,34 @@ class Card:
 
     @property
     def size(self) -> int:
-        """Bytes of the weights, as far as `weights` names sizes."""
+        """Bytes of the weights in `dtype`, as far as `weights` names sizes."""
         units = {"GB": 10**9, "MB": 10**6}
-        return int(sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (GB|MB)", self.weights or "")))
+        return round(sum(float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (GB|MB)", self.weights or "")))
+
+    @property
+    def weights_id(self) -> str | None:
+        """The hub id that `weights` begins with, the default of the option `path`."""
+        return self.weights and re.split("[ ,]", self.weights)[0]
+
+    def memory(self, dtype: str | None = None) -> int:
+        """Return the bytes of the weights on the device, loaded in `dtype` (None: as by default)."""
+        if self.dtype is None:
+            return 0
+        return self.size * BYTES[dtype or self.dtype] // BYTES[self.dtype]
 
 
-# Weights, or weights, licence and options.
+# Weights, or weights, licence and options. Sizes are of what is loaded.
 _AESTHETIC = (
-    "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (1.7 GB)",
+    "trl-lib/ddpo-aesthetic-predictor (4 MB) and open_clip's ViT-L-14 openai (its vision network, 1.2 GB)",
     "Apache-2.0 (head), MIT (CLIP)",
+)
+_AESTHETIC_V25 = (
+    "google/siglip-so400m-patch14-384 (its vision network, 1.7 GB), and a head from the author's repository (3 MB)",
+    "Apache-2.0 (SigLIP), AGPL-3.0 (head)",
 )
 _CLAP = "laion/clap-htsat-unfused (0.6 GB)"
 _CLIP = "openai/clip-vit-large-patch14 (1.7 GB)"
+_DEQA = "zhiyuanyou/DeQA-Score-Mix3 (16.4 GB)", "MIT; its language model is a Llama 2 (Llama 2 Community License)"
 _DINO = "facebook/dinov2-base (0.35 GB)"
 _GENEVAL = (
     f"facebook/mask2former-swin-small-coco-instance (0.3 GB), {_CLIP}",
@@ -54,6 +73,7 @@ _HPSV3_PLUS = (
 )
 _HPS = "xswu/HPSv2, HPS_v2.1_compressed.pt (about 4 GB)"
 _IMAGE_REWARD = "THUDM/ImageReward (1.8 GB) and the tokenizer of google-bert/bert-base-uncased"
+_JUDGE_LOCAL = "Qwen/Qwen3-VL-8B-Instruct (17.5 GB)", "Apache-2.0 (that model)"
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _PICKSCORE = (
     "yuvalkirstain/PickScore_v1 (3.9 GB)",
@@ -69,6 +89,8 @@ _UNIFIED_REWARD = (
     "MIT (that model)",
     {"style": "unified_reward"},
 )
+_UNIFIED_REWARD_LOCAL = "CodeGoat24/UnifiedReward-2.0-qwen-7b (16.6 GB)", *_UNIFIED_REWARD[1:]
+_VQA_SCORE = "Qwen/Qwen2.5-VL-7B-Instruct (16.6 GB)", "Apache-2.0 (that model)"
 
 _JUDGE = "rewards.served.judge:Judge"
 _VISION_LANGUAGE = "rewards.models.vision_language"
@@ -77,13 +99,15 @@ BUILT_IN: dict[str, Card] = {
     "patterns": Card("rewards.patterns:patterns", "image, prompt", "0 to 1"),
     "moves": Card("rewards.moves:moves", "video, prompt", "0 to 1"),
     "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)"),
-    "ocr": Card("rewards.objects.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR),
+    "ocr": Card("rewards.objects.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR, dtype=None),
     "geneval": Card(
         "rewards.objects.geneval:GenEval", "image, include, exclude, tag", "up to 1 (partial credit); 0 or 1", *_GENEVAL
     ),
     "motion": Card("rewards.video:motion", "video", "0 to 1"),
     "temporal_consistency": Card("rewards.video:temporal_consistency", "video", "-1 to 1 (a still)"),
-    "video_ocr": Card("rewards.objects.ocr:VideoOcr", "video, quoted part of prompt or text", "0 to 1", _OCR),
+    "video_ocr": Card(
+        "rewards.objects.ocr:VideoOcr", "video, quoted part of prompt or text", "0 to 1", _OCR, dtype=None
+    ),
     "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)"),
     "clip_score": Card(
         "rewards.models.clip:ClipScore",
@@ -94,15 +118,25 @@ BUILT_IN: dict[str, Card] = {
     ),
     "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
     "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
-    "hpsv3": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3", "image, prompt", "unbounded, mostly -1 to 12", *_HPSV3),
-    "hpsv3_plus": Card(f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus", "image, prompt", "unbounded", *_HPSV3_PLUS),
+    "hpsv3": Card(
+        f"{_VISION_LANGUAGE}.hpsv3:HPSv3", "image, prompt", "unbounded, mostly -1 to 12", *_HPSV3, dtype="bfloat16"
+    ),
+    "hpsv3_plus": Card(
+        f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus", "image, prompt", "unbounded", *_HPSV3_PLUS, dtype="bfloat16"
+    ),
     "aesthetic": Card("rewards.models.openclip:Aesthetic", "image", "about 1 to 10", *_AESTHETIC),
+    "aesthetic_v25": Card("rewards.models.aesthetic_v25:AestheticV25", "image", "about 1 to 10", *_AESTHETIC_V25),
+    "deqa": Card(f"{_VISION_LANGUAGE}.deqa:DeQA", "image", "1 to 5", *_DEQA, dtype="float16"),
+    "vqa_score": Card(
+        f"{_VISION_LANGUAGE}.vqa_score:VqaScore", "image, prompt", "0 to 1", *_VQA_SCORE, dtype="bfloat16"
+    ),
     "image_reward": Card("rewards.models.image_reward:ImageReward", "image, prompt", "about -2.3 to 2", _IMAGE_REWARD),
     "video_align": Card(
         f"{_VISION_LANGUAGE}.video_align:VideoAlign",
         "video, prompt",
         "sum of three z-scores, mostly -6 to 6",
         *_VIDEO_ALIGN,
+        dtype="bfloat16",
     ),
     "image_similarity": Card("rewards.models.similarity:ImageSimilarity", "image, column image", "-1 to 1", _DINO),
     "diversity": Card("rewards.models.similarity:Diversity", "image, group-wise", "0 to 2", _DINO),
@@ -110,6 +144,20 @@ BUILT_IN: dict[str, Card] = {
     "judge": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED),
     "qwen_vl": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
     "unified_reward": Card(_JUDGE, "image, prompt", "0 to 1", *_UNIFIED_REWARD),
+    "judge_local": Card(
+        f"{_VISION_LANGUAGE}.local_judge:LocalJudge",
+        "image or video, prompt",
+        "0 to 1",
+        *_JUDGE_LOCAL,
+        dtype="bfloat16",
+    ),
+    "unified_reward_local": Card(
+        f"{_VISION_LANGUAGE}.local_judge:UnifiedRewardLocal",
+        "image, prompt",
+        "0 to 1",
+        *_UNIFIED_REWARD_LOCAL,
+        dtype="bfloat16",
+    ),
     "hpsv3_style": Card(_JUDGE, "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
     "deqa_style": Card(_JUDGE, "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
     "video_align_style": Card(_JUDGE, "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}),

@@ -11,8 +11,8 @@ import torch
 
 from rewards.base import RewardError, load_nested, locate
 from rewards.process_state import preserve
-from rewards.served.chat import Chat, pictures, text
-from rewards.served.judge import fill_in
+from rewards.served.chat import Chat
+from rewards.served.grading import fill_in, pictures, text
 
 TEMPLATE = (
     "Both were generated from the description between the lines.\n---\n{prompt}\n---\n"

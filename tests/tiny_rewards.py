@@ -17,6 +17,9 @@ from transformers import (
     Dinov2Config,
     Dinov2Model,
     PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
 )
 
 WORDS = ["<pad>", "<unknown>", "a", "red", "blue", "circle", "square", "dog", "barks", "of", "two", "<start>", "<end>"]
@@ -109,9 +112,9 @@ def drawn(shapes, seed=0):
     }
 
 
-def head_shapes(prefix, width):
+def head_shapes(prefix, width, last=7):
     shapes = {}
-    sizes = {0: (1024, width), 2: (128, 1024), 4: (64, 128), 6: (16, 64), 7: (1, 16)}
+    sizes = {0: (1024, width), 2: (128, 1024), 4: (64, 128), 6: (16, 64), last: (1, 16)}
     for layer, (out, into) in sizes.items():
         shapes |= {f"{prefix}{layer}.weight": (out, into), f"{prefix}{layer}.bias": (out,)}
     return shapes
@@ -154,6 +157,94 @@ def image_reward_weights(vision=128, text=64, layers=2, patch=16, grid=2):
     return weights | {f"{read}embeddings.position_ids": torch.arange(40)[None]}
 
 
+def save_siglip(folder):
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**size, "vocab_size": len(WORDS), "pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
+    config = SiglipConfig(text_config=text, vision_config={**size, "image_size": 32, "patch_size": 8})
+    shaken(lambda: SiglipModel(config)).save_pretrained(folder)
+    SiglipImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    torch.save(drawn(head_shapes("scoring_head.", 16, last=8)), folder / "head.pth")
+    return folder
+
+
+DEQA = {
+    "model_type": "mplug_owl2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 32000, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
+    "tie_word_embeddings": False, "attention_bias": False, "rope_scaling": None, "softkl_loss": True,
+    "visual_config": {
+        "visual_model": {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+            "patch_size": 14, "layer_norm_eps": 1e-6, "attention_dropout": 0.0,
+        },
+        "visual_abstractor": {
+            "num_learnable_queries": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "intermediate_size": 24, "encoder_hidden_size": 16, "grid_size": 4, "layer_norm_eps": 1e-6,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    },
+}  # fmt: skip
+
+
+def deqa_weights(width=32, inner=48, eye=16, eye_inner=24, queries=4, layers=2):
+    """Make a small checkpoint by the names of DeQA-Score's files, in the sizes of `DEQA`."""
+    shapes = {
+        "model.embed_tokens.weight": (32000, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (32000, width),
+    }
+
+    def linear(name, out, into):
+        return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
+
+    def norm(name, size):
+        return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+    seen, summed = "model.vision_model.", "model.visual_abstractor."
+    shapes |= {f"{seen}embeddings.cls_token": (1, 1, eye), f"{seen}embeddings.position_embedding": (1, 17, eye)}
+    shapes |= {f"{seen}embeddings.patch_embed.weight": (eye, 3, 14, 14), f"{summed}query_embeds": (1, queries, eye)}
+    shapes |= {f"{summed}vit_eos": (1, 1, width), **linear(f"{summed}visual_fc", width, eye)}
+    shapes |= norm(f"{seen}embeddings.pre_layernorm", eye) | norm(f"{seen}post_layernorm", eye)
+    for i in range(layers):
+        layer = f"model.layers.{i}."
+        for name in (
+            "q_proj",
+            "k_proj.multiway.0",
+            "k_proj.multiway.1",
+            "v_proj.multiway.0",
+            "v_proj.multiway.1",
+            "o_proj",
+        ):
+            shapes[f"{layer}self_attn.{name}.weight"] = (width, width)
+        for name, size in (("gate", (inner, width)), ("up", (inner, width)), ("down", (width, inner))):
+            shapes[f"{layer}mlp.{name}_proj.weight"] = size
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes |= {f"{layer}{name}.multiway.{way}.weight": (width,) for way in (0, 1)}
+        block = f"{seen}encoder.layers.{i}."
+        shapes |= linear(f"{block}self_attn.query_key_value", 3 * eye, eye) | linear(
+            f"{block}self_attn.dense", eye, eye
+        )
+        shapes |= linear(f"{block}mlp.fc1", eye_inner, eye) | linear(f"{block}mlp.fc2", eye, eye_inner)
+        shapes |= norm(f"{block}input_layernorm", eye) | norm(f"{block}post_attention_layernorm", eye)
+        cross = f"{summed}encoder.layers.{i}.crossattention."
+        shapes |= norm(f"{cross}norm1", eye) | norm(f"{cross}normk", eye) | norm(f"{cross}output.norm2", eye)
+        shapes |= {f"{cross}attention.q_pos_embed": (queries, eye), f"{cross}attention.k_pos_embed": (17, eye)}
+        for name in ("query", "key", "value"):
+            shapes |= linear(f"{cross}attention.{name}", eye, eye)
+        mlp = f"{cross}output.mlp."
+        shapes |= linear(f"{cross}output.out_proj", eye, eye) | linear(f"{mlp}w2", eye, eye_inner)
+        shapes |= (
+            linear(f"{mlp}w1", eye_inner, eye) | linear(f"{mlp}w3", eye_inner, eye) | norm(f"{mlp}ffn_ln", eye_inner)
+        )
+    return drawn(shapes)
+
+
+def save_deqa(folder):
+    (folder / "config.json").write_text(json.dumps(DEQA))
+    CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}).save_pretrained(folder)
+    torch.save(deqa_weights(), folder / "pytorch_model.bin")
+    return folder
+
+
 def options(name, folder):
     """Save a tiny model in `folder`, and return the options with which `name` holds it."""
     folder.mkdir(exist_ok=True)
@@ -161,6 +252,14 @@ def options(name, folder):
         return {"path": str(save_clip(folder))}
     if name in ("image_similarity", "diversity"):
         return {"path": str(save_dino(folder))}
+    if name == "vqa_score":
+        from tiny_asked import save_qwen
+
+        return {"path": str(save_qwen(folder)), "dtype": "float32"}
+    if name == "aesthetic_v25":
+        return {"path": str(save_siglip(folder)), "head": str(folder / "head.pth")}
+    if name == "deqa":
+        return {"path": str(save_deqa(folder)), "dtype": "float32"}
     if name == "clap":
         return {"path": str(save_clap(folder))}
     if name == "image_reward":
@@ -180,5 +279,5 @@ def options(name, folder):
 
 NAMES = (
     "clip_score", "pickscore", "hpsv2", "hpsv3", "hpsv3_plus", "aesthetic", "image_reward", "image_similarity", "diversity",
-    "clap",
+    "clap", "vqa_score", "aesthetic_v25", "deqa",
 )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from rewards.models.model import PictureReward, laion_aesthetic_head, load_weights, select_weights
+from rewards.models.model import PictureReward, aesthetic_head, load_weights, select_weights
 from rewards.models.preprocessing import Preprocessing
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the authors' training data
@@ -68,7 +68,7 @@ class ImageReward(PictureReward):
 
     def _load(self) -> nn.Module:
         weights = load_weights(self.file("ImageReward.pt"))
-        head = laion_aesthetic_head(select_weights(weights, "mlp.layers."))
+        head = aesthetic_head(select_weights(weights, "mlp.layers."))
         vision = {_rename(name): value for name, value in select_weights(weights, "blip.visual_encoder.").items()}
         text = select_weights(weights, "blip.text_encoder.")
         text.pop("embeddings.position_ids", None)

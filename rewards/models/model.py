@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -89,9 +90,12 @@ class ModelReward(ABC):
     def read_config(self, kind: Any, path: str) -> Any:
         """Return the config of a model of transformers at `path`; raise RewardError if it is not one of class `kind`."""
         config = transformers.AutoConfig.from_pretrained(path)
-        if kind is not transformers.AutoModel and not isinstance(config, kind.config_class):
-            wanted = kind.config_class.model_type
-            raise RewardError(f"{self.called}: {path} holds a model of type {config.model_type}, not {wanted}")
+        wanted = getattr(kind, "config_class", None)  # an Auto class has none
+        parts = (config, getattr(config, "vision_config", None))  # a whole model may give its vision network
+        if wanted is not None and not any(isinstance(part, wanted) for part in parts):
+            raise RewardError(
+                f"{self.called}: {path} holds a model of type {config.model_type}, not {wanted.model_type}"
+            )
         return config
 
     def text_features(self, texts: list[str], **limits: int) -> torch.Tensor:
@@ -230,14 +234,15 @@ def select_weights(weights: Mapping[str, torch.Tensor], prefix: str) -> dict[str
     return part
 
 
-def laion_aesthetic_head(weights: dict[str, torch.Tensor]) -> nn.Sequential:
-    """Return the linear head D-1024-128-64-16-1 of the LAION aesthetic predictor.
+def aesthetic_head(weights: dict[str, torch.Tensor], last: int = 7) -> nn.Sequential:
+    """Return the linear head D-1024-128-64-16-1 of an aesthetic predictor, float32.
 
-    Its weights are numbered 0, 2, 4, 6 and 7, since dropout layers have the other numbers.
+    Its layers are numbered 0, 2, 4, 6 and `last`, since dropout layers have the other numbers: LAION's has none before the
+    last layer, 7; that of V2.5 has, so it is 8.
     """
     widths = [weights["0.weight"].shape[1], 1024, 128, 64, 16, 1]
-    first, second, third, fourth, last = (nn.Linear(*pair) for pair in pairwise(widths))
-    head = nn.Sequential(first, nn.Identity(), second, nn.Identity(), third, nn.Identity(), fourth, last)
+    layers = zip((0, 2, 4, 6, last), pairwise(widths), strict=True)
+    head = nn.Sequential(OrderedDict((str(number), nn.Linear(*pair)) for number, pair in layers))
     head.load_state_dict(weights)
     return head
 

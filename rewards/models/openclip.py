@@ -15,8 +15,8 @@ from rewards.base import RewardError
 from rewards.models.model import (
     PairedReward,
     PictureReward,
+    aesthetic_head,
     encode_unique,
-    laion_aesthetic_head,
     load_weights,
     select_weights,
 )
@@ -106,7 +106,7 @@ class Aesthetic(PictureReward):
         return of_open_clip(self.model["visual"].preprocess_cfg)
 
     def _load(self) -> nn.Module:
-        head = laion_aesthetic_head(select_weights(load_weights(self.file("aesthetic-model.pth")), "layers."))
+        head = aesthetic_head(select_weights(load_weights(self.file("aesthetic-model.pth")), "layers."))
         with self.loading(self.clip):
             precision = PRECISIONS[self.dtype]
             visual = open_clip.create_model(self.architecture, pretrained=self.clip, precision=precision).visual

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import base64
 import io
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import torch
-from PIL import Image
-
 from rewards.base import RewardError, nearest
 from rewards.served.endpoint import Endpoint
-from rewards.texts.text import last_tagged
+from rewards.served.grading import (
+    TOP,
+    Part,
+    Question,
+    check_beginnings,
+    closing_for,
+    expected_value,
+    is_numeric,
+    read_answer,
+    text,
+)
 
 METHODS = ("logprobs", "guided", "guided_choice", "guided_regex", "text")
-LEAST_MASS = 0.5  # minimum probability of all answers together
-TOP = 20  # tokens with probabilities, OpenAI's maximum
-_LABELLED = re.compile(r"\W*(?:final )?(?:score|answer)\W*?:(.*)", re.IGNORECASE)
 RETRY_TEMPERATURE = 1.0
 
 
@@ -35,7 +37,7 @@ class Chat:
     - `guided`: JSON of a schema, `response_format`, which most servers know.
     - `guided_choice`: `structured_outputs` of vLLM 0.12 and later.
     - `guided_regex`: `regex` of SGLang.
-    - `text`: no restriction; the model may reason, and its last words are parsed (see `read_answer`).
+    - `text`: no restriction; the model may reason, and its last words are parsed (see `rewards.served.grading.read_answer`).
 
     Args:
         answers: possible answers and their values.
@@ -71,27 +73,26 @@ class Chat:
             raise RewardError(f"method: there is no {method!r}, {nearest(method, METHODS)}")
         if tries < 1 or concurrency < 1:
             raise RewardError(f"tries and concurrency must be at least 1, not {tries} and {concurrency}")
-        clash = next(((a, b) for a in answers for b in answers if a != b and b.startswith(a)), None)
-        if method == "logprobs" and clash:
-            raise RewardError(
-                f"method: logprobs tells answers by their beginning, and {clash[0]!r} begins {clash[1]!r}; take guided"
-            )
+        if method == "logprobs":
+            check_beginnings(answers, instead="guided")
         self.answers, self.method, self.concurrency, self.tries = dict(answers), method, concurrency, tries
         self._endpoint = Endpoint(endpoint.split(","), timeout, retries, token_env)
         self._before = [] if system is None else [{"role": "system", "content": system}]
-        self._closing = _closing(method, answers) if closing is None else closing
+        self._closing = closing_for(method, answers) if closing is None else closing
         self._request = {"model": self._find_model(model), **_restrict(method, answers, max_tokens), **(extra or {})}
         self.asked = self.unread = 0  # questions sent, repeated ones included, and unreadable answers
 
-    def ask(self, questions: Sequence[Sequence[dict[str, Any]]]) -> list[float | None]:
-        """Return the value of each answer, None if unreadable; a question is a list of parts (see `text` and `pictures`)."""
+    def ask(self, questions: Sequence[Question]) -> list[float | None]:
+        """Return the value of each answer, None if it cannot be read."""
+        parts = {id(part): part for question in questions for part in question}  # many questions share a picture
+        sent = {key: _encode(part) for key, part in parts.items()}
         with ThreadPoolExecutor(self.concurrency) as pool:
-            values_and_tries = list(pool.map(self._ask, questions))
+            values_and_tries = list(pool.map(self._ask, [[sent[id(part)] for part in each] for each in questions]))
         self.asked += sum(tries for _, tries in values_and_tries)
         self.unread += sum(tries - (value is not None) for value, tries in values_and_tries)
         return [value for value, _ in values_and_tries]
 
-    def _ask(self, question: Sequence[dict[str, Any]]) -> tuple[float | None, int]:
+    def _ask(self, question: Question) -> tuple[float | None, int]:
         content = [*question, text(self._closing)] if self._closing else [*question]
         messages = [*self._before, {"role": "user", "content": content}]
         for tries in range(1, self.tries + 1):
@@ -131,74 +132,19 @@ class Chat:
         return model
 
 
-def text(words: str) -> dict[str, Any]:
-    """Return words as a part of a question."""
-    return {"type": "text", "text": words}
-
-
-def pictures(sample: torch.Tensor, frames: int) -> list[dict[str, Any]]:
-    """Return an image (3, H, W) in [0, 1] or evenly spaced frames of a video (F, 3, H, W) as parts of a question."""
-    if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
-        raise ValueError(
-            f"a judge looks at images (3, H, W) and videos (F, 3, H, W), not at shape {tuple(sample.shape)}"
-        )
-    if sample.ndim == 4:
-        places = torch.linspace(0, len(sample) - 1, min(frames, len(sample))).round().long()
-        return [part for frame in sample[places] for part in pictures(frame, frames)]
-    pixels = sample.detach().float().cpu().mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+def _encode(part: Part) -> Part:
+    """Return a part of a question as the endpoint takes it: pictures as PNG in a data URL."""
+    if part["type"] != "image":
+        return part
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+    part["image"].save(buffer, "PNG", compress_level=1)
     encoded = base64.b64encode(buffer.getvalue()).decode()
-    return [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}]
-
-
-def read_answer(words: str, answers: Mapping[str, float]) -> float | None:
-    """Return the value of an answer in words; None if it is none of `answers`.
-
-    An answer stands alone, as {"answer": ...}, in a last <answer>...</answer>, or in the last line as `Final Score: ...`,
-    `Score: ...` or `Answer: ...`, in any case. If all answers are numbers, a number between them counts as itself.
-    """
-    words = words.strip()
-    tagged = last_tagged(words, any_case=True)
-    labelled = _LABELLED.fullmatch(words.rpartition("\n")[2])
-    answer = tagged if tagged is not None else labelled[1] if labelled else words
-    try:
-        parsed = json.loads(words)
-        answer = str(parsed["answer"]) if isinstance(parsed, dict) and list(parsed) == ["answer"] else answer
-    except (ValueError, RecursionError):
-        pass
-    answer = answer.strip(" \t\n\"'`*.[]").casefold()
-    values = {key.casefold(): value for key, value in answers.items()}
-    if answer in values:
-        return values[answer]
-    if re.fullmatch(r"-?\d+(\.\d+)?", answer) and _numeric(answers):
-        return float(answer) if min(values.values()) <= float(answer) <= max(values.values()) else None
-    return None
-
-
-def expected_value(top: Sequence[tuple[str, float]], answers: Mapping[str, float]) -> float | None:
-    """Return the mean of the answers' values, weighted by probability; None if probabilities sum to less than `LEAST_MASS`.
-
-    `top` has the most probable tokens and their log-probabilities; a token counts for the only answer that begins with it.
-    """
-    mass = total = 0.0
-    for token, log_prob in top:
-        word = token.strip().casefold()
-        meant = [value for answer, value in answers.items() if word and answer.casefold().startswith(word)]
-        if len(meant) == 1:
-            mass += math.exp(log_prob)
-            total += math.exp(log_prob) * meant[0]
-    return total / mass if mass >= LEAST_MASS else None
-
-
-def _numeric(answers: Mapping[str, float]) -> bool:
-    """Return whether each answer is its value in digits."""
-    return all(answer == f"{value:g}" for answer, value in answers.items())
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
 
 
 def _restrict(method: str, answers: Mapping[str, float], max_tokens: int) -> dict[str, Any]:
     """Return the fields of a request that restrict its answer."""
-    whole = _numeric(answers) and all(answer.isdecimal() for answer in answers)
+    whole = is_numeric(answers) and all(answer.isdecimal() for answer in answers)
     answer = {"type": "integer", "enum": [*map(int, answers)]} if whole else {"type": "string", "enum": [*answers]}
     schema = {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
     named = {"name": "answer", "strict": True, "schema": schema}
@@ -210,14 +156,3 @@ def _restrict(method: str, answers: Mapping[str, float], max_tokens: int) -> dic
         "text": {},
     }
     return {"max_tokens": max_tokens, **fields[method]}
-
-
-def _closing(method: str, answers: Mapping[str, float]) -> str:
-    """Return the text that asks for the form of an answer."""
-    choices = f"one of these: {', '.join(answers)}"
-    if method == "guided":
-        return f'Answer with JSON, {{"answer": X}}, where X is {choices}.'
-    if method == "text":
-        ends = [f"{end(answers.values()):g}" for end in (min, max)]
-        return f"End with a line 'Final Score: X', where X is {' to '.join(ends) if _numeric(answers) else choices}."
-    return f"Answer with {choices}, and nothing else."

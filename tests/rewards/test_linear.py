@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rewards.objects.ocr import asked_text, edit_distance, similarity
-from rewards.served.chat import read_answer
+from rewards.served.grading import read_answer
 from rewards.texts.code import code_format, program_of
 from rewards.texts.text import answer_of, arithmetic, countdown, final_answer, gsm8k, gsm8k_accuracy, math_answer, tags
 

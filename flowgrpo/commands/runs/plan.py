@@ -117,9 +117,7 @@ def _measure(
     try:
         with kind.budget.budget_of(settings, of_node) as run:
             if gpu_memory is not None:
-                measured["gpu"] = memory_budget.check_fit(
-                    run, int(gpu_memory * 2**30), memory_budget.rewards_of(settings)[1]
-                )
+                measured["gpu"] = memory_budget.check_fit(run, int(gpu_memory * 2**30))
             if machines is not None:
                 prices = gpu_scaling.Prices(gpu_type=machines.gpu_type, fixed=machines.fixed)
                 measured["cost"] = gpu_scaling.price_run(run, partial(kind.cost.work, planned=planned), prices)

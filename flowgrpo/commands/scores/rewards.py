@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
 from rewards import BUILT_IN
 from rewards.base import ENTRY_POINTS, find, nearest
+from rewards.cards import BYTES
 
 Options = Mapping[str, Any]  # name -> default, or `inspect.Parameter.empty`
 
@@ -33,8 +33,11 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
     if form == "json":
         print_json(rows)
     elif name is not None:
-        for key in ("inputs", "range", "weights", "licence"):
+        for key in ("inputs", "range", "weights"):
             print_line(f"{key:8} {rows[0][key] or 'none'}")
+        if any((rows[0]["memory"] or {}).values()):
+            print_line(f"{'memory':8} {_describe_memory(rows[0]['memory'])}")
+        print_line(f"{'licence':8} {rows[0]['licence'] or 'none'}")
         print_line("\n" + reward_help(name))
     else:
         table = Table("name", "inputs", "range", box=None, padding=(0, 2))
@@ -45,13 +48,28 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Return a row per reward: name, inputs, range, weights and licence. Rewards of other packages have only a name."""
-    built_in = [{"name": name, **asdict(card)} for name, card in BUILT_IN.items()]
-    for row in built_in:
-        del row["target"], row["options"]
-    unknown = dict.fromkeys(("inputs", "range", "weights", "licence"))
+    """Return a row per reward: name, inputs, range, weights, licence and memory, the bytes of the weights by dtype.
+
+    Rewards of other packages have only a name.
+    """
+    shown = ("inputs", "range", "weights", "licence")
+    built_in = [
+        {
+            "name": name,
+            **{key: getattr(card, key) for key in shown},
+            "memory": {dtype: card.memory(dtype) for dtype in BYTES},
+        }
+        for name, card in BUILT_IN.items()
+    ]
+    unknown = dict.fromkeys((*shown, "memory"))
     installed = [{"name": point.name, **unknown} for point in entry_points(group=ENTRY_POINTS)]
     return built_in + installed
+
+
+def _describe_memory(memory: Mapping[str, int]) -> str:
+    """Return the memory that a reward needs on its device: weights by dtype, and a guess of the rest."""
+    full, half = (memory[dtype] / 1e9 for dtype in ("float32", "bfloat16"))
+    return f"weights {full:.1f} GB in float32, {half:.1f} GB in bfloat16 or float16; about 1 GB more for a batch (estimate)"
 
 
 def reward_help(name: str) -> str:

@@ -1,7 +1,7 @@
 """A lower bound on the memory of a run, from the sizes in a model's files, without loading weights.
 
-It counts weights, gradients, optimizer moments, the weight average, other policies and low-precision copies. It does
-not count activations, which depend on the model's code; `flowgrpo doctor` measures them.
+It counts weights, those of rewards, too, gradients, optimizer moments, the weight average, other policies and
+low-precision copies. It does not count activations, which depend on the model's code; `flowgrpo doctor` measures them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flowgrpo.flow.pipeline.networks.traits import ENCODERS, TRAINED, is_network
 from flowgrpo.training.model_files import hub_files
 from flowgrpo.training.model_files.hub_files import Shape, shapes
 from flowgrpo.training.planning.memory_estimate import refuse, smaller
+from flowgrpo.training.planning.reward_memory import reward_bytes
 from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.optimizers import OPTIMIZERS
@@ -38,8 +39,9 @@ def memory_estimate(
 ) -> dict[str, int]:
     """Return the memory that a process needs: `gpu_bytes` on its device (or CPU), `host_bytes` of offloaded weights.
 
-    `components` and `begun` are the results of `component_shapes` and `initial_lora.adapters`, if known. The weights
-    are sharded over `among` processes. Raise InputError if there is no such model.
+    `reward_bytes` are those of `gpu_bytes` that the weights of rewards take. `components` and `begun` are the results of
+    `component_shapes` and `initial_lora.adapters`, if known. The weights are sharded over `among` processes. Raise
+    InputError if there is no such model.
     """
     model, train = config.model, config.train
     components = component_shapes(model.path, variant=model.variant) if components is None else components
@@ -66,8 +68,10 @@ def memory_estimate(
     training = frozen * width + round(trained * (4 * copies + moments)) // (1 if model.lora else among) - saved
     words, of_linear = low_precision_copies.of_copies(config), width if model.lora else 4
     copied = sum(low_precision_copies.size(each, of_linear, word) for each in shapes_of for word in words)
+    rewards = reward_bytes(config)
     return {
-        "gpu_bytes": max(loading_peak(config, components), training + copied),
+        "gpu_bytes": max(loading_peak(config, components), training + copied) + rewards,
+        "reward_bytes": rewards,
         "host_bytes": width * sum(numel[name] for name in on_host),
     }
 

@@ -30,11 +30,11 @@ from flowgrpo.training.planning.memory_phases import (
     Budget,
     Phase,
     measure_once,
-    rewards_of,
     trained_bytes,
     with_setting,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
+from flowgrpo.training.planning.reward_memory import reward_bytes
 from flowgrpo.training.scoring.group_scores import WAITING
 from flowgrpo.training.weights import low_precision_copies, quantisation
 
@@ -69,8 +69,10 @@ class FlowBudget(Budget):
         weights = self.resident() - away - (0 if model.text_encoders == "keep" else encoders)
         weights += (base if config.exchanges_base else 0) + (copies if model.lora else 0)
         graphs = self.graph_bytes if train.replay == "never" else 0
+        rewards = {"rewards": reward_bytes(config)}
         stay = {
             "weights": weights,
+            **rewards,
             **trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among),
             "states": -(-self.states // shards) * trial.state + graphs,
         }
@@ -79,7 +81,7 @@ class FlowBudget(Budget):
         waiting = min(-(-self.samples // shards), WAITING * self.group) * trial.rollout.sample
         decoding = drafting | {"weights": drafting["weights"] + away, "samples": waiting}
         scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and the samples that wait
-        encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))}
+        encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))} | rewards
         degree, gathered, decode = config.run.context_parallel, self.gathered_bytes(), self._decode(trial.rollout)
         sample = trial.rollout.step.split(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
         phases = [
@@ -144,7 +146,7 @@ class FlowBudget(Budget):
 def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
     """Return whether a run fits a GPU, and what to set if not (`check_fit`); raise InputError if the run cannot start."""
     with budget_of(config) as budget:
-        return check_fit(budget, gpu_bytes, rewards_of(config)[1])
+        return check_fit(budget, gpu_bytes)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from flowgrpo.flow.planning.unseen import unseen
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
@@ -188,10 +189,10 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
     if "memory" not in planned:
         words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
         return [] if "gpu" in planned else [("memory", words)]
-    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
     processes = planned["config"]["run"]["processes"]
     every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
-    words = f"{gpu:.2f} GiB on the device, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
+    words = f"{on_device}, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
     return [("memory", words)]
 
 

@@ -14,6 +14,7 @@ from flowgrpo.mdlm.models.released_names import is_released
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.model_files.hub_files import one_sentence, shapes
 from flowgrpo.training.planning.memory_estimate import refuse
+from flowgrpo.training.planning.reward_memory import reward_bytes
 from flowgrpo.training.weights import quantisation, sharding
 from flowgrpo.training.weights.optimizers import OPTIMIZERS
 from flowgrpo.training.weights.trained_weights import adapter_size
@@ -28,7 +29,8 @@ else:
 def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
     """Return lower bounds of a process's memory in bytes: `gpu_bytes` on its device, `host_bytes` in host memory.
 
-    `among` processes share a model; each loads it whole into host memory. Raises InputError if there is no such model.
+    `reward_bytes` are those of `gpu_bytes` that the weights of rewards take. `among` processes share a model; each loads
+    it whole into host memory. Raises InputError if there is no such model.
     """
     model, train = config.model, config.train
     place, _ = model_paths(model.path)
@@ -45,9 +47,11 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
         frozen, trained = loaded, adapter_size(sizes, model.lora) if begun is None else begun.size
     copies = 2 + (train.ema is not None) + policy_copies(config)  # 2 for the weights and their gradients
     learnt = round(trained * (4 * copies + OPTIMIZERS[train.optimizer.name].bytes_per_number))
+    rewards = reward_bytes(config)
+    held, host = max(loaded, frozen + learnt), 0
     if among > 1:
-        return {"gpu_bytes": frozen // among + learnt // (among if model.lora is None else 1), "host_bytes": loaded}
-    return {"gpu_bytes": max(loaded, frozen + learnt), "host_bytes": 0}
+        held, host = frozen // among + learnt // (among if model.lora is None else 1), loaded
+    return {"gpu_bytes": held + rewards, "reward_bytes": rewards, "host_bytes": host}
 
 
 def policy_copies(config: TextConfig) -> int:

@@ -22,10 +22,10 @@ from flowgrpo.training.planning.memory_phases import (
     Budget,
     Phase,
     measure_once,
-    rewards_of,
     trained_bytes,
 )
 from flowgrpo.training.planning.meta_networks import few_objects
+from flowgrpo.training.planning.reward_memory import reward_bytes
 
 LETTERS, TEMPLATE = 3, 32  # least letters per prompt token, for an upper bound of tokens; tokens of a chat template
 
@@ -42,7 +42,7 @@ class TextBudget(Budget):
     def phases(self) -> list[Phase]:
         config, trial, rows = self.config, self.trial, self.config.train.rollout_rows
         trained = trained_bytes(config, trial.trained, copies=policy_copies(config), among=self.layout.among)
-        stay = {"weights": self.resident(), **trained}
+        stay = {"weights": self.resident(), "rewards": reward_bytes(config), **trained}
         rebuilt = self.layer() + self.gathered_bytes()
         decode, update = trial.decode.beside(rebuilt), self.update_calls()
         phases = [
@@ -58,7 +58,7 @@ class TextBudget(Budget):
 def fit(config: TextConfig, gpu_bytes: int) -> dict[str, Any]:
     """Return whether a run fits a GPU, and which settings make it fit; raise InputError if it cannot start at all."""
     with budget_of(config) as budget:
-        return check_fit(budget, gpu_bytes, rewards_of(config)[1])
+        return check_fit(budget, gpu_bytes)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from flowgrpo.mdlm.models.load import block_size_of, check_weights
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
+from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
@@ -119,7 +120,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
     evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
-    gpu, host = (planned["memory"][key] / 2**30 for key in ("gpu_bytes", "host_bytes"))
+    on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
@@ -133,7 +134,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
-        ("memory", f"{gpu:.2f} GiB on the device, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
+        ("memory", f"{on_device}, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
         ("evaluation", f"{evaluations} model evaluations, {evaluation['decoded']} decoded, each time"),
     ]
 

@@ -51,8 +51,8 @@ def refuse_too_large(
 ) -> None:
     """Raise InputError if a model needs more memory than the device has; suggest the options that save most.
 
-    `need` are the needed `gpu_bytes` and `host_bytes`. `switches` returns these two numbers for the model with each
-    memory option, by the option's `key=value`.
+    `need` are the needed `gpu_bytes` and `host_bytes`, and `reward_bytes` of the first. `switches` returns them for the
+    model with each memory option, by the option's `key=value`.
     """
     on_gpu = device.type == "cuda"
     has = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
@@ -63,8 +63,10 @@ def refuse_too_large(
     if total(need) > has:
         saved = sorted(((total(need) - total(other), setting) for setting, other in switches().items()), reverse=True)
         ways = [f"{size / 2**30:.1f} GiB less with {setting}" for size, setting in saved if size >= LEAST]
+        rewards = need["reward_bytes"]
+        of_rewards = f" ({rewards / 2**30:.1f} of it for rewards)" if rewards else ""
         raise InputError(
-            f"model.path: {path} needs at least {total(need) / 2**30:.1f} GiB for weights and optimizer, "
+            f"model.path: {path} needs at least {total(need) / 2**30:.1f} GiB for weights and optimizer{of_rewards}, "
             f"{'this GPU' if on_gpu else 'this machine'} has {has / 2**30:.1f} GiB; "
             + (", ".join(ways) or "no switch makes it much less, take a smaller model or more memory")
         )

@@ -18,9 +18,9 @@ from flowgrpo.training.planning.memory_phases import (
     Phase,
     at,
     at_key,
-    rewards_of,
     with_setting,
 )
+from flowgrpo.training.planning.reward_memory import uncounted_rewards
 
 __all__ = [
     "GIB",
@@ -34,11 +34,10 @@ __all__ = [
     "check_fit",
     "lines",
     "resolve_batches",
-    "rewards_of",
     "with_setting",
 ]
 
-PARTS = ("weights", "trained", "optimizer", "gradients", "states", "samples", "activations")
+PARTS = ("weights", "rewards", "trained", "optimizer", "gradients", "states", "samples", "activations")
 Setting = tuple[str, Any]
 
 
@@ -122,11 +121,8 @@ def _find_helpful(budget: Budget, room: int, options: Sequence[Setting]) -> Sett
     return next(iter([*fitting, *(option for option, _ in helpful)]), None)
 
 
-def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str, Any]:
-    """Return as JSON values whether a run fits GPUs of `room` bytes, and settings that make it fit.
-
-    `not_counted` are names of rewards of unknown size.
-    """
+def check_fit(budget: Budget, room: int) -> dict[str, Any]:
+    """Return as JSON values whether a run fits GPUs of `room` bytes, and settings that make it fit."""
     budget, rows = resolve_batches(budget, room)
     advised = advise(budget, room)
     settings, after = advised or ({}, budget)
@@ -145,7 +141,7 @@ def check_fit(budget: Budget, room: int, not_counted: Sequence[str]) -> dict[str
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
             for key, value, other in ((*switch, budget.with_setting(*switch)) for switch in budget.switches())
         ],
-        "rewards_not_counted": list(not_counted),
+        "rewards_not_counted": uncounted_rewards(budget.config),
         "graphs": budget.kept_graphs(room),
     }
 

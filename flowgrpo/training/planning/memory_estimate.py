@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.schema.lora import Lora
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 def refuse(config: Config, device: torch.device, need: Callable[[Config], dict[str, int]]) -> None:
     """Raise InputError for a run that needs more memory than the device, or this machine, has.
 
-    `need` returns the `gpu_bytes` and `host_bytes` that a config needs.
+    `need` returns the `gpu_bytes`, `reward_bytes` and `host_bytes` that a config needs.
     """
     refuse_too_large(
         config.model.path, need(config), device, lambda: {key: need(other) for key, other in smaller(config)}
     )
+
+
+def device_words(memory: Mapping[str, int]) -> str:
+    """Return the memory on the device, and the part of it that rewards take, as a plan says it."""
+    gpu, rewards = (memory[key] / 2**30 for key in ("gpu_bytes", "reward_bytes"))
+    return f"{gpu:.2f} GiB on the device" + f" ({rewards:.2f} of it weights of rewards)" * bool(rewards)
 
 
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:

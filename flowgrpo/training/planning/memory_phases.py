@@ -22,7 +22,6 @@ from flowgrpo.training.model_files.hub_files import Shape
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.weights import low_precision_copies, quantisation, sharding
 from flowgrpo.training.weights.optimizers import MESSAGE, OPTIMIZERS
-from rewards import BUILT_IN
 
 GIB = 2**30
 LIBRARIES = GIB  # bytes of a GPU's context
@@ -54,7 +53,9 @@ class Phase:
     name: str
     rows: int  # rows per call
     key: str | None  # config key that sets the rows; None if no key does
-    fixed: dict[str, int]  # bytes of weights, trained weights (with copies), optimizer, gradients, states, samples
+    fixed: dict[
+        str, int
+    ]  # bytes of weights, rewards, trained weights (with copies), optimizer, gradients, states, samples
     calls: Peaks  # bytes of activations
 
     @property
@@ -80,7 +81,7 @@ class Phase:
 class TrialSizes:
     """Sizes of a model and of its calls, measured by a trial."""
 
-    components: dict[str, int]  # bytes of the weights of each component as loaded, and of the rewards
+    components: dict[str, int]  # bytes of the weights of each component as loaded
     shapes: dict[str, dict[str, Shape]]  # shapes of the tensors of each trained or adapted network
     width: int  # bytes of an unquantised weight
     trained: int  # number of trained parameters
@@ -226,23 +227,14 @@ class Budget(ABC):
 
 def measure_once(config: Config, trial_of: Callable[[Config], Sizes]) -> Callable[[RunConfig], Sizes]:
     """Return a function that runs `trial_of` on a config, once for each dtype, with adapters and without."""
-    rewards = rewards_of(config)[0]
 
     @cache
     def measure(dtype: str, full: bool) -> Sizes:
         lora = None if full else config.model.lora or Lora()
         model = config.model.model_copy(update={"dtype": dtype, "lora": lora})
-        trial = trial_of(config.model_copy(update={"model": model}))
-        return replace(trial, components=trial.components | {"rewards": rewards})
+        return trial_of(config.model_copy(update={"model": model}))
 
     return lambda other: measure(other.model.dtype, other.model.lora is None)
-
-
-def rewards_of(config: RunConfig) -> tuple[int, list[str]]:
-    """Return the bytes of the weights of built-in rewards, and the names of the other rewards, of unknown size."""
-    uses = [use.use for use in (*config.rewards, *config.eval_rewards)]
-    known = {BUILT_IN[use].target: BUILT_IN[use].size for use in uses if use in BUILT_IN}
-    return sum(known.values()), [use for use in uses if use not in BUILT_IN]
 
 
 def at(phases: Sequence[Phase], rows: dict[str, int]) -> list[Phase]:

@@ -17,12 +17,12 @@ from rewards.image import check_images
 from rewards.models.model import load_weights
 from rewards.models.preprocessing import to_bytes
 from rewards.models.vision_language import questions
-from rewards.models.vision_language.base import VisionLanguageReward, layers, linear, rename
+from rewards.models.vision_language.heads import HeadReward, layers, linear, rename
 
 PIXELS = 256 * 28 * 28  # of a resized picture, about; its sides are multiples of 28
 
 
-class HPSv3(VisionLanguageReward):
+class HPSv3(HeadReward):
     """HPSv3: the mean of a preference that a Qwen2-VL 7B gives a picture and its prompt (Ma et al., 2508.03789).
 
     The head's first output, mu; the second, the deviation, is not used. It is unbounded: the authors' means of models go

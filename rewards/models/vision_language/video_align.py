@@ -20,7 +20,7 @@ from rewards.base import RewardError, nearest
 from rewards.models.model import load_weights
 from rewards.models.preprocessing import to_bytes
 from rewards.models.vision_language import questions
-from rewards.models.vision_language.base import VisionLanguageReward, linear, merge_lora, rename
+from rewards.models.vision_language.heads import HeadReward, linear, merge_lora, rename
 from rewards.video import check_videos
 
 DIMENSIONS = ("VQ", "MQ", "TA")
@@ -29,7 +29,7 @@ FEWEST_FRAMES, MOST_FRAMES = 4, 768
 KNOWN = {"prompt_template_type": "detailed_special", "sample_type": "uniform", "num_frames": None}  # as released
 
 
-class VideoAlign(VisionLanguageReward):
+class VideoAlign(HeadReward):
     """VideoAlign's VideoReward: z-scores that a Qwen2-VL 2B gives a video and its prompt (Liu et al., 2501.13918).
 
     Visual quality (VQ), motion quality (MQ), agreement with the text (TA), or their sum (`overall`). Each is the head's

@@ -230,6 +230,7 @@ def test_the_bounds_of_every_built_in_reward():
     others = {
         "jpeg_size": None, "votes": None, "temporal_consistency": (-1, 1), "clip_score": (0, 2.5), "pickscore": (16, 26),
         "hpsv2": (-1, 1), "hpsv3": (-1, 12), "hpsv3_plus": None, "video_align": (-6, 6),
+        "aesthetic_v25": (1, 10), "deqa": (1, 5),
         "aesthetic": (1, 10), "image_reward": (-2.3, 2), "image_similarity": (-1, 1), "diversity": (0, 2), "clap": (-1, 1),
         "tags": (0, 0.5), "gsm8k": (0, 4), "math_answer": (0, 3),
     }  # fmt: skip

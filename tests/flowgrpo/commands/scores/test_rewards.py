@@ -4,5 +4,15 @@
 def test_rewards_are_listed_and_described(printed):
     rows = {row["name"]: row for row in printed("rewards", "--format", "json")}
     assert rows["shapes"]["range"] == "0 to 1"
-    assert set(rows["jpeg_size"]) == {"name", "inputs", "range", "weights", "licence"}
+    assert set(rows["jpeg_size"]) == {"name", "inputs", "range", "weights", "licence", "memory"}
+    assert rows["pickscore"]["memory"] == {
+        "float32": 3_900_000_000,
+        "bfloat16": 1_950_000_000,
+        "float16": 1_950_000_000,
+    }
+    assert set(rows["jpeg_size"]["memory"].values()) == {0}
     assert "Share of each caption" in printed("rewards", "shapes")
+    assert "memory" not in printed("rewards", "shapes")
+    assert "memory   weights 32.8 GB in float32, 16.4 GB in bfloat16 or float16; about 1 GB" in printed(
+        "rewards", "deqa"
+    )

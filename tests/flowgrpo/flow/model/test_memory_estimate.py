@@ -45,7 +45,7 @@ def test_full_fine_tuning_counts_every_copy(tiny_model):
     assert need["gpu_bytes"] == 4 * (6 * transformer + count([pipe.vae]))
     assert need["host_bytes"] == 4 * encoders
     kept = need_of(settings(tiny_model, lora=None, text_encoders="keep"))
-    assert kept == {"gpu_bytes": need["gpu_bytes"] + need["host_bytes"], "host_bytes": 0}
+    assert kept == {"gpu_bytes": need["gpu_bytes"] + need["host_bytes"], "reward_bytes": 0, "host_bytes": 0}
 
 
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 4}, None])
@@ -152,6 +152,21 @@ def test_flux2_dev_fits_80_gb_and_a_refusal_names_what_would_spare_how_much(monk
     assert refused(monkeypatch, 49, **half, quantise="int8") is None
     last = refused(monkeypatch, 24, **half, quantise="nf4", text_encoders="free")
     assert last.endswith("; no switch makes it much less, take a smaller model or more memory")
+
+
+def test_the_weights_of_rewards_are_counted_and_named(tiny_model, monkeypatch):
+    rewards = [{"use": "pickscore", "options": {"dtype": "bfloat16"}}, "http://127.0.0.1:8100/hpsv2"]
+    plain = settings(tiny_model)
+    scored = plain.model_copy(update={"rewards": config.validate({"model": {"path": "m"}, "rewards": rewards}).rewards})
+    size = 1_950_000_000  # half of the card's 3.9 GB
+    assert need_of(scored) == {**need_of(plain), "reward_bytes": size, "gpu_bytes": need_of(plain)["gpu_bytes"] + size}
+    small = psutil.virtual_memory()._replace(total=10**9)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: small)
+    memory_estimate.check(plain, torch.device("cpu"))
+    with pytest.raises(
+        InputError, match=r"needs at least 1\.8 GiB for weights and optimizer \(1\.8 of it for rewards\)"
+    ):
+        memory_estimate.check(scored, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("spoil", [broken.name_variant, lambda folder: broken.shard(folder / NETWORK, 2, "fp16")])

@@ -12,7 +12,9 @@ from flowgrpo.flow.pipeline.loading import meta_pipeline
 from flowgrpo.flow.planning.memory_budget import FlowBudget
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial
 from flowgrpo.flow.updates.rollout_graphs import Kept
+from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.planning.allocation_counter import Peaks
+from flowgrpo.training.planning.memory_budget import check_fit, lines
 from flowgrpo.training.planning.memory_phases import GIB
 from flowgrpo.training.weights.optimizers import MESSAGE
 
@@ -185,6 +187,17 @@ def test_switches_are_offered_where_they_are_possible_and_not_set(changes, key, 
     measured = TRIAL if shapes is None else replace(TRIAL, shapes={"transformer": shapes})
     others = {name: value for name, value in changes.items() if name != "shapes"}
     assert [value for offered, value in budget(measured, **others).switches() if offered == key] == values
+
+
+def test_rewards_have_a_part_of_their_own_in_every_phase():
+    plain, scored = budget(), budget()
+    scored.config.rewards.append(RewardUse(use="pickscore", options={"dtype": "bfloat16"}))
+    for before, after in zip(plain.phases(), scored.phases(), strict=True):
+        assert after.parts == {**before.parts, "rewards": 1_950_000_000}  # half of the card's 3.9 GB
+        assert after.total - before.total == pytest.approx(1.05 * 1_950_000_000, abs=1)
+    written = [*lines(check_fit(scored, 24 * GIB))]
+    assert written[0].split()[2:4] == ["weights", "rewards"]
+    assert written[1].split()[2:4] == ["10.0", "1.8"]
 
 
 def test_a_copy_that_drafts_are_sampled_by_is_counted_while_it_is_there():

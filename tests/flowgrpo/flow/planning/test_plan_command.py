@@ -157,9 +157,13 @@ def test_a_model_that_reads_its_numbers_cannot_be_planned_and_says_so(workplace,
 
 def test_the_memory_beside_the_devices_is_told_for_all_processes():
     planned = plan(config.validate({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
-    planned["memory"] = {"gpu_bytes": 5 << 30, "host_bytes": 3 << 30}
+    planned["memory"] = {"gpu_bytes": 5 << 30, "reward_bytes": 0, "host_bytes": 3 << 30}
     assert dict(table(planned))["memory"].startswith(
         "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
+    )
+    planned["memory"]["reward_bytes"] = 2 << 30
+    assert dict(table(planned))["memory"].startswith(
+        "5.00 GiB on the device (2.00 of it weights of rewards), 3.00 beside"
     )
 
 

@@ -153,6 +153,7 @@ def test_memory_counts_every_copy(settings, lora):
     # weight, gradient, two moments, average; and the reference of diffu_grpo's KL, which adapters do not need
     assert memory_estimate.memory_estimate(chosen) == {
         "gpu_bytes": 4 * 6 * trained if lora is None else 2 * whole + 4 * 5 * trained,
+        "reward_bytes": 0,
         "host_bytes": 0,
     }
 

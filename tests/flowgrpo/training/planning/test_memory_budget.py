@@ -68,7 +68,7 @@ def test_switches_come_together_where_one_is_too_few():
 
 def test_what_no_setting_helps_says_so():
     assert advise(made(), 7 * GIB) is None
-    found = check_fit(made(), 7 * GIB, [])
+    found = check_fit(made(), 7 * GIB)
     assert found["set"] is None
     assert not found["fits"]
     assert "does not fit 7.0 GiB, whatever is set" in "\n".join(lines(found))

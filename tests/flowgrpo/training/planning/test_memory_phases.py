@@ -4,7 +4,7 @@ import pytest
 
 from flowgrpo import config
 from flowgrpo.training.planning.allocation_counter import Peaks
-from flowgrpo.training.planning.memory_phases import GIB, UPDATE, Phase, rewards_of, step, trained_bytes
+from flowgrpo.training.planning.memory_phases import GIB, UPDATE, Phase, step, trained_bytes
 from flowgrpo.training.weights.optimizers import MESSAGE
 
 
@@ -36,11 +36,3 @@ def test_an_optimizer_step_takes_messages_of_gradients_and_what_is_learned_its_c
     learned = trained_bytes(run(train={"ema": None}), 100, copies=0, among=1)
     assert learned == {"trained": 400, "optimizer": 800, "gradients": 400}
     assert trained_bytes(run(), 100, copies=1, among=1)["trained"] == 1200
-
-
-def test_the_weights_of_rewards_are_those_that_their_cards_name():
-    def sizes(*uses):
-        return rewards_of(run(rewards=[{"use": use} for use in uses]))
-
-    assert sizes("geneval") == (2_000_000_000, [])  # 0.3 GB and 1.7
-    assert sizes("jpeg_size", "./mine.py:reward") == (0, ["./mine.py:reward"])

@@ -26,7 +26,7 @@ EMBEDDING = "language_model.embed_tokens.weight"
 FROZEN, DOWN, UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"  # PEFT's names of one layer
 
 
-class VisionLanguageReward(ModelReward):
+class HeadReward(ModelReward):
     """A reward whose head reads the last hidden states of a vision-language model at tokens added for that purpose.
 
     A subclass sets the class of transformers (`backbone`), the hub id of the model that was fine-tuned (`base`), the
