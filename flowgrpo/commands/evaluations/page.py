@@ -24,6 +24,7 @@ from flowgrpo.training.run.run_files import read_manifest
 from rewards import BUILT_IN
 
 MOST = 4  # samples of each end of a category
+LEAST = 0.25  # share of a reward's range
 COMPARISON = "compare.html"
 Lines = Mapping[str, dict[str, Any]]  # of a manifest, by file
 
@@ -129,14 +130,14 @@ def _call(arguments: Mapping[str, Any]) -> str:
 
 
 def _axis(numbers: Compared, results: Results) -> Axis:
-    """Return the bounds of a reward, or a range around what was measured."""
+    """Return the bounds of a reward, or of what was measured if there are none or it takes less than `LEAST` of them."""
     use = results.asked["rewards"][numbers.reward]["use"]
     bounds = BUILT_IN[use].bounds if use in BUILT_IN else None
-    if bounds is not None:
-        return Axis(*bounds)
     known = [each for row in numbers.rows for each in row.statistics if each]
     low = min((each.mean - (each.error or 0) for each in known), default=0.0)
     high = max((each.mean + (each.error or 0) for each in known), default=1.0)
+    if bounds is not None and high - low >= LEAST * (bounds[1] - bounds[0]):
+        return Axis(*bounds)
     step = 10 ** math.floor(math.log10(high - low)) if high > low else 1.0
     return Axis(math.floor(low / step) * step, (math.floor(high / step) + 1) * step)
 

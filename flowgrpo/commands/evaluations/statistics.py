@@ -83,7 +83,7 @@ def ratio(name: str, marks: Iterable[tuple[int, Sequence[float]]]) -> Statistic:
     number, count = len(sums), math.fsum(counts.values())
     mean = math.fsum(sums.values()) / count
     if number < 2:
-        return Statistic(name=name, n=number, mean=mean, error=None, shares={})
+        return Statistic(name=name, n=number, mean=mean, error=None, shares=dict.fromkeys(sums, 0.0))
     factor = math.sqrt(number / (number - 1)) / count
     return _with_error(name, mean, {index: factor * (sums[index] - mean * counts[index]) for index in sums})
 
@@ -93,7 +93,7 @@ def mean_of(name: str, parts: Sequence[Statistic]) -> Statistic:
     mean = statistics.fmean(part.mean for part in parts)
     prompts = {index for part in parts for index in part.shares}
     if any(part.error is None for part in parts):
-        return Statistic(name=name, n=max(part.n for part in parts), mean=mean, error=None, shares={})
+        return Statistic(name=name, n=len(prompts), mean=mean, error=None, shares=dict.fromkeys(prompts, 0.0))
     shares = {index: math.fsum(part.shares.get(index, 0.0) for part in parts) / len(parts) for index in prompts}
     return _with_error(name, mean, shares)
 

@@ -96,4 +96,5 @@ def test_categories_below_another_come_behind_it():
 
 
 def test_a_mean_of_a_category_without_an_error_has_none():
-    assert mean_of("x", [ratio("a", [(0, [1.0]), (1, [0.0])]), ratio("b", [(0, [1.0])])]).error is None
+    found = mean_of("x", [ratio("a", [(0, [1.0]), (1, [0.0])]), ratio("b", [(2, [1.0])])])
+    assert (found.n, found.mean, found.error) == (3, 0.75, None)
