@@ -88,6 +88,11 @@ def evaluate(
         request = read_request(name, by=by, uses=reward or [], samples=samples, limit=limit, batch_size=batch_size)
         place = FOLDER / Path(name).name.replace(":", "-")
         folders = [out_folder or place / target.name for target in found]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise InputError(
+                    f"{folder}: two of the models would be evaluated there; evaluate each alone, with --out"
+                )
         plans = [
             None if target.done else plan_evaluation(request, target, folder)
             for target, folder in zip(found, folders, strict=True)

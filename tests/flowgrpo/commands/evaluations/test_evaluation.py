@@ -203,6 +203,10 @@ def test_a_set_that_comes_with_the_package_and_an_embedded_model_print_tables(wo
         (["shapes", "patterns", "--set", "geneval", "--out", "e"], "--out: it is the folder of one model's evaluation"),
         (["shapes", "--set", "geneval", "--reward", "ocr", "--reward", "ocr"], "--reward: two rewards are named 'ocr'"),
         (["shapes", "--set", "geneval", "--out", "."], ".: holds something else than an evaluation"),
+        (
+            ["shapes", "shapes", "--set", "geneval"],
+            "evaluations/geneval/shapes: two of the models would be evaluated there",
+        ),
         (["shapes", "--set", "geneval", "model.cal.height=8"], "model.cal: unknown key, did you mean 'call'?"),
     ],
 )
