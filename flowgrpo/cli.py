@@ -15,6 +15,7 @@ import typer
 
 from flowgrpo import config
 from flowgrpo.commands import init, mdlm, models, options
+from flowgrpo.commands.evaluations import evaluating
 from flowgrpo.commands.inspect import reporting
 from flowgrpo.commands.samples import sampling
 from flowgrpo.commands.scores import rewards as catalogue
@@ -188,6 +189,7 @@ def score(
         out.print(table(scored))
 
 
+app.command()(evaluating.evaluate)
 app.command()(catalogue.rewards)
 app.command()(serving.serve)
 

@@ -161,6 +161,9 @@ BUILT_IN: dict[str, Card] = {
     "hpsv3_style": Card(_JUDGE, "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
     "deqa_style": Card(_JUDGE, "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
     "video_align_style": Card(_JUDGE, "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}),
+    "questions": Card(
+        "rewards.served.questions:Questions", "image or video, prompt, column questions", "0 to 1", *_SERVED
+    ),
     "preference": Card("rewards.preference:Preference", "group, prompt", "0 to 1 (win rate)", *_SERVED),
     "votes": Card(
         "rewards.models.votes:Votes", "image, prompt", "log-odds, 0 is as good as the mean", "those of the features"

@@ -39,6 +39,7 @@ COMMANDS = [
     ["gallery", "runs/demo"],
     ["export", "runs/demo", "--out", "lora"],
     ["sample", "shapes", "--prompt", "a red circle", "--out", "pictures"],
+    ["evaluate", "shapes", "--set", "geneval", "--reward", "jpeg_size", "--limit", "2", "--samples", "1"],
     ["doctor", "shapes"],
 ]
 SAID = {"plan a.yaml --gpu-memory 24": "fits 24.0 GiB"}  # expected output; the status is 0 in any case

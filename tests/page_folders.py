@@ -34,6 +34,7 @@ MADE = {
     },
     "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
     "docs/compare.md": {"runs/redder": "runs/t", "runs/bluer": "runs/t", "pictures": "pictures"},
+    "docs/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
     "docs/explain.md": {"runs/demo-1": "runs/t"},
     "docs/report.md": {"runs/redder": "runs/t"},
     "docs/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
@@ -84,6 +85,8 @@ def furnished(folder, finished):
         (folder / name).write_text(text)
     shutil.copy(folder / "prompts.txt", folder / "held_out.txt")
     (folder / "two_prompts.txt").write_text("".join((folder / "prompts.txt").read_text().splitlines(True)[:2]))
+    kinds = [{"prompt": f"a {word} circle", "kind": word} for word in ("red", "blue")]
+    (folder / "kinds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kinds))
     (folder / "eval.jsonl").write_text('{"prompt": "3 4 5 -> 12"}\n')
     (folder / "texts.yaml").write_text(TEXTS)
 

@@ -1,13 +1,14 @@
-"""Readers of public corpora in their original columns; the user supplies the files.
+"""Readers of public corpora in their original columns; the user supplies most files.
 
     gsm8k       GSM8K (2110.14168)          train, test
     math        MATH (2103.03874)           train, test
     geneval     GenEval (2310.11513)        evaluation; train, test: Flow-GRPO's files in that format
     pickapic    Pick-a-Pic (2305.01569)     train, validation(_unique), test(_unique): distinct prompts only
     drawbench   DrawBench (2205.11487)      test
+    geneval2, unigenbench, dpg_bench, t2i_compbench, oneig, vbench: see `flowgrpo.data.evaluation.readers`
 
 `gsm8k:train` is searched in a folder `gsm8k`, in the layouts of the published corpora; `gsm8k:some/file.jsonl` is that
-.jsonl, .csv or .parquet file.
+.jsonl, .csv or .parquet file. A few sets come with the package and need no file of the user's.
 
 Rows of GSM8K and MATH have the columns `prompt` (question), `answer` (final answer only, for rewards), `completion`
 (worked solution before the final answer, for IGPO's hints; or None) and further ones.
@@ -16,11 +17,12 @@ Rows of GSM8K and MATH have the columns `prompt` (question), `answer` (final ans
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from flowgrpo.data import tables
+from flowgrpo.data.evaluation import readers
 from flowgrpo.data.tables import Row
 from flowgrpo.errors import InputError
 from rewards.base import nearest
@@ -78,15 +80,17 @@ def convert_drawbench(row: Row, place: str) -> Row:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: hub id, file patterns (the first match is used), and row conversion.
+    """A corpus: hub id or repository, file patterns (the first match is used), and row conversion.
 
-    `columns` are those to read from .parquet files, by default all; `distinct` drops repeated prompts.
+    `columns` are those to read from .parquet files, by default all; `distinct` drops repeated prompts. `gather` reads all
+    files at once, where a prompt is more than a row.
     """
 
     home: str
     patterns: tuple[str, ...]
-    read: Callable[[Row, str], Row]
+    read: Callable[[Row, str], Row] = lambda row, place: row
     _: KW_ONLY
+    gather: Callable[[Sequence[Path], str], list[Row]] | None = None
     splits: tuple[str, ...] = ("train", "test")
     columns: tuple[str, ...] | None = None
     distinct: bool = False
@@ -122,6 +126,36 @@ CORPORA = {
         convert_drawbench,
         splits=("test",),
     ),
+    "geneval2": Corpus(
+        "github.com/facebookresearch/GenEval2", ("geneval2_data.jsonl",), readers.convert_geneval2, splits=("test",)
+    ),
+    "unigenbench": Corpus(
+        "github.com/CodeGoat24/UniGenBench",
+        ("{split}.jsonl", "test_prompts_{split}.csv", "data/test_prompts_{split}.csv"),
+        readers.convert_unigenbench,
+        splits=("en", "en_long", "zh", "zh_long"),
+    ),
+    "dpg_bench": Corpus(
+        "github.com/TencentQQGYLab/ELLA",
+        ("dpg_bench.csv", "dpg_bench/dpg_bench.csv"),
+        gather=readers.gather_dpg_bench,
+        splits=("test",),
+    ),
+    "t2i_compbench": Corpus(
+        "github.com/Karine-Huang/T2I-CompBench",
+        ("*_{split}.txt", "examples/dataset/*_{split}.txt"),
+        gather=readers.gather_t2i_compbench,
+        splits=("train", "val"),
+    ),
+    "oneig": Corpus(
+        "github.com/OneIG-Bench/OneIG-Benchmark", ("OneIG-Bench.csv",), gather=readers.gather_oneig, splits=("en",)
+    ),
+    "vbench": Corpus(
+        "github.com/Vchitect/VBench",
+        ("{split}.jsonl", "VBench_{split}_info.json", "vbench/VBench_{split}_info.json"),
+        readers.convert_vbench,
+        splits=("full",),
+    ),
 }
 NAMES = tuple(f"{name}:{split}" for name, corpus in CORPORA.items() for split in corpus.splits)
 
@@ -138,6 +172,8 @@ def load(source: str, folder: str, key: str) -> list[Row]:
     """
     corpus = CORPORA[source.partition(":")[0]]
     read = files(source, folder, key)
+    if corpus.gather is not None:
+        return corpus.gather(read, key)
     rows = [corpus.read(row, place) for file in read for place, row in tables.rows(file, key, corpus.columns)]
     return list({row["prompt"]: row for row in rows}.values()) if corpus.distinct else rows
 
@@ -146,10 +182,12 @@ def files(source: str, folder: str, key: str) -> list[Path]:
     """Return the files of a corpus; arguments and errors are those of `load`."""
     name, _, split = source.partition(":")
     corpus, copy = CORPORA[name], Path(folder) / name
+    patterns = [pattern.format(split=split) for pattern in corpus.patterns]
     if Path(split).suffix in tables.SUFFIXES:
         paths = [Path(split)]
     elif split in corpus.splits:
-        paths = next(filter(None, (sorted(copy.glob(pattern.format(split=split))) for pattern in corpus.patterns)), [])
+        places = (place.glob(pattern) for place in (copy, readers.SHIPPED / name) for pattern in patterns)
+        paths = next(filter(None, map(sorted, places)), [])
     else:
         *others, last = tables.SUFFIXES
         raise InputError(
@@ -158,8 +196,8 @@ def files(source: str, folder: str, key: str) -> list[Path]:
         )
     if not paths:
         raise InputError(
-            f"{key}: {source} looks in {copy} for {split}.jsonl or a copy of {corpus.home} (its files), and there is "
-            f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{split}.jsonl"
+            f"{key}: {source} looks in {copy} for {patterns[0]} or a copy of {corpus.home} (its files), and there is "
+            f"none; put it there, set prompts.folder, or name the file, {name}:path/to/{patterns[0]}"
         )
     for file in paths:
         if not file.is_file():

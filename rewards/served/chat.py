@@ -78,28 +78,36 @@ class Chat:
         self.answers, self.method, self.concurrency, self.tries = dict(answers), method, concurrency, tries
         self._endpoint = Endpoint(endpoint.split(","), timeout, retries, token_env)
         self._before = [] if system is None else [{"role": "system", "content": system}]
-        self._closing = closing_for(method, answers) if closing is None else closing
-        self._request = {"model": self._find_model(model), **_restrict(method, answers, max_tokens), **(extra or {})}
+        self._closing, self._max_tokens, self._extra = closing, max_tokens, extra or {}
+        self._model = self._find_model(model)
         self.asked = self.unread = 0  # questions sent, repeated ones included, and unreadable answers
 
-    def ask(self, questions: Sequence[Question]) -> list[float | None]:
-        """Return the value of each answer, None if it cannot be read."""
+    def ask(
+        self, questions: Sequence[Question], answers: Sequence[Mapping[str, float]] | None = None
+    ) -> list[float | None]:
+        """Return the value of each answer, None if it cannot be read.
+
+        `answers` are the possible answers of each question; None: those of the constructor for all.
+        """
         parts = {id(part): part for question in questions for part in question}  # many questions share a picture
         sent = {key: _encode(part) for key, part in parts.items()}
+        asked = [[sent[id(part)] for part in question] for question in questions]
         with ThreadPoolExecutor(self.concurrency) as pool:
-            values_and_tries = list(pool.map(self._ask, [[sent[id(part)] for part in each] for each in questions]))
+            values_and_tries = list(pool.map(self._ask, asked, answers or [self.answers] * len(asked)))
         self.asked += sum(tries for _, tries in values_and_tries)
         self.unread += sum(tries - (value is not None) for value, tries in values_and_tries)
         return [value for value, _ in values_and_tries]
 
-    def _ask(self, question: Question) -> tuple[float | None, int]:
-        content = [*question, text(self._closing)] if self._closing else [*question]
+    def _ask(self, question: Question, answers: Mapping[str, float]) -> tuple[float | None, int]:
+        closing = closing_for(self.method, answers) if self._closing is None else self._closing
+        content = [*question, text(closing)] if closing else [*question]
         messages = [*self._before, {"role": "user", "content": content}]
+        asked = {"model": self._model, **_restrict(self.method, answers, self._max_tokens), **self._extra}
         for tries in range(1, self.tries + 1):
-            request = {"temperature": RETRY_TEMPERATURE if tries > 1 else 0.0, **self._request, "messages": messages}
+            request = {"temperature": RETRY_TEMPERATURE if tries > 1 else 0.0, **asked, "messages": messages}
             response = self._endpoint.ask("POST", "/chat/completions", json=request)
             try:
-                value = self._value(response.json()["choices"][0])
+                value = self._value(response.json()["choices"][0], answers)
             except RewardError:
                 raise
             except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
@@ -108,13 +116,13 @@ class Chat:
                 break
         return value, tries
 
-    def _value(self, choice: Mapping[str, Any]) -> float | None:
+    def _value(self, choice: Mapping[str, Any], answers: Mapping[str, float]) -> float | None:
         if self.method != "logprobs":
-            return read_answer(choice["message"]["content"] or "", self.answers)
+            return read_answer(choice["message"]["content"] or "", answers)
         if not choice.get("logprobs"):
             raise RewardError(f"{self._endpoint.urls[0]} gives no logprobs: take the method guided")
         first = choice["logprobs"]["content"][0]
-        return expected_value([(top["token"], top["logprob"]) for top in first["top_logprobs"]], self.answers)
+        return expected_value([(top["token"], top["logprob"]) for top in first["top_logprobs"]], answers)
 
     def _find_model(self, model: str | None) -> str:
         """Return the name of the model, which every replica must have."""

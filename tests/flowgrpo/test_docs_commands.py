@@ -284,6 +284,9 @@ def failed(command, tiny):
             return str(error)
     if words[1:3] == ["sample", "shapes"]:
         words.append(FEW_STEPS)
+    if words[1] == "evaluate" and "--set" in words:
+        words += ["--limit", "4"] * ("--limit" not in words)
+        words += [f"model.call.{FEW_STEPS}"] * ("shapes" in words)
     if words[1] == "explain":
         words += ["--redraws", "2", "--chains", "3"]
     said = io.StringIO()

@@ -98,6 +98,8 @@ REFUSED = [
     ),
     (["sample", "shapes", "--out", "nowhere"], "give either --prompt TEXT"),
     (["gallery", "no/such/run"], "there is no such folder"),
+    (["evaluate", "shapes"], "--set: name an evaluation set"),
+    (["evaluate", "shapes", "--set", "genevl"], "did you mean 'geneval'?"),
     (["report", "no/such/run"], "there is no such folder"),
     (["report", "docs"], "it is not a run's folder"),
     (["watch", "docs"], "it is not a run's folder"),

@@ -14,7 +14,7 @@ from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.progress import open_display
-from flowgrpo.training.reports.samples import ModelUse, Sample, Switches, manifest_line, save_sample
+from flowgrpo.training.reports.samples import ModelUse, Sample, Sampler, Switches, manifest_line, save_sample
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
 from samplers.batches import batched
@@ -28,14 +28,26 @@ def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: 
     with open_display(), phase("loading"):
         sampler = KINDS[detect_kind(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
+    return write_samples(sampler, sampler.rows, out, batch_size)
+
+
+def write_samples(
+    sampler: Sampler, rows: Sequence[Row], out: Path, batch_size: int, *, done: int = 0
+) -> list[dict[str, Any]]:
+    """Sample some of a sampler's rows, `batch_size` in one call, append them to the manifest of `out`; return its new lines.
+
+    `done` samples are in the folder already.
+    """
     lines: list[dict[str, Any]] = []
-    with (out / "manifest.jsonl").open("w") as manifest, open_display(), phase("sampling", len(rows)) as sampling:
-        for part in batched(sampler.rows, batch_size):
+    with (out / "manifest.jsonl").open("a") as manifest, open_display(), phase("sampling", len(rows)) as sampling:
+        for part in batched(rows, batch_size):
             for row, sample in zip(part, sampler.generate(part), strict=True):
-                file = save_sample(sample, out / f"{len(lines):04d}", sampler.sampling_rate, sampler.frame_rate)
+                stem = out / f"{done + len(lines):04d}"
+                file = save_sample(sample, stem, sampler.sampling_rate, sampler.frame_rate)
                 line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler.word)
                 lines.append(line | row.columns | line)  # a column does not replace a key of the manifest
                 manifest.write(json.dumps(lines[-1]) + "\n")
+            manifest.flush()
             sampling.advance(len(part))
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,7 @@ def load_rewards(
         RewardError: there is no such reward, or it cannot be loaded.
     """
     rewards, took_dtype = [], False
-    for text in uses:
-        use = checked(RewardUse, yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text, "REWARD")
-        if ignored := {"only", "weight"} & use.model_fields_set:
-            raise InputError(
-                f"{use.use}: {min(ignored)} belongs into the config of a run, score tells each reward alone"
-            )
+    for use in map(read_use, uses):
         given = {"dtype": dtype, "batch_size": batch_size}
         given = {name: value for name, value in given.items() if value is not None}
         taken = (options_of(use.use) or {}) if given else {}
@@ -74,6 +69,14 @@ def load_rewards(
     return rewards
 
 
+def read_use(text: str) -> RewardUse:
+    """Return the reward that a text names, a name as in a config or a map in braces; raise InputError if it is wrong."""
+    use = checked(RewardUse, yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text, "REWARD")
+    if ignored := {"only", "weight"} & use.model_fields_set:
+        raise InputError(f"{use.use}: {min(ignored)} belongs into the config of a run; here each reward is told alone")
+    return use
+
+
 def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATCH) -> list[dict[str, Any]]:
     """Score every sample of a folder in batches of `batch_size`; group-wise rewards get all files of a prompt at once.
 
@@ -85,19 +88,27 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
     scores: list[dict[str, float | None]] = [{} for _ in files]
     for reward in rewards:
         with open_display(), phase(f"scoring by {reward.name}", len(files)) as scoring:
-            for indices in batches(files, reward.group_wise, batch_size):
-                samples = [read(folder / files[i].name) for i in indices]
-                for alike in _by_shape(indices, samples, reward):
-                    values = _score(reward, [files[i] for i in alike], list(alike.values()))
-                    for i, value in zip(alike, values, strict=True):
-                        scores[i][reward.name] = value
-                scoring.advance(len(indices))
+            for values in score_files(folder, files, reward, batch_size):
+                for i, value in values.items():
+                    scores[i][reward.name] = value
+                scoring.advance(len(values))
     if sentence := describe_unscored(folder, files):
         say(f"--samples: {sentence}")
     return [
         {"file": file.name, "prompt": file.prompt, "rewards": values}
         for file, values in zip(files, scores, strict=True)
     ]
+
+
+def score_files(
+    folder: Path, files: Sequence[File], reward: Reward, batch_size: int = BATCH
+) -> Iterator[dict[int, float | None]]:
+    """Yield the scores of files by their indices, after each call of the reward; see `score_folder`."""
+    for indices in batches(files, reward.group_wise, batch_size):
+        samples = [read(folder / files[i].name) for i in indices]
+        for alike in _by_shape(indices, samples, reward):
+            values = _score(reward, [files[i] for i in alike], list(alike.values()))
+            yield dict(zip(alike, values, strict=True))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:

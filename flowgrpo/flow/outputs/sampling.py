@@ -1,23 +1,26 @@
-"""Sampling from a flow model, with or without an adapter (`flowgrpo sample`)."""
+"""Sampling from a flow model, with or without an adapter (`flowgrpo sample`), or with the weights of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow import setup
-from flowgrpo.flow.config import Model
+from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline.adapter_steps import enable
 from flowgrpo.flow.pipeline.inputs.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.rollouts.prompt_encoding import eval_call
 from flowgrpo.schema.validation import checked
+from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
-from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler
+from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
 from rewards.compute import default_device
 
 
@@ -33,6 +36,53 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
             return list(policy.generate(part))
 
+    return _sampler(policy, rows, generate)
+
+
+def run_sampler(settings: Config, run: Path, found: Path, rows: Sequence[Row]) -> Sampler:
+    """Load a run's model with the weights of its checkpoint `found`, and return the sampler that its evaluations have.
+
+    The weights are the average, if it is saved there. Raise InputError if the model or the weights cannot be loaded, or
+    the model does not take the rows' conditions.
+    """
+    setup.check_model(settings.model)
+
+    def encode(policy: DiffusersPolicy) -> None:
+        conditions.check((row.columns for row in rows), policy.takes, "--set")
+        with policy.call_overrides(**eval_call(settings, policy)):
+            policy.prepare(rows, "eval.call" if settings.eval.call else "model.call")
+
+    kept = lora_files.with_kept_lora(settings, run)
+    policy, weights = setup.policy_and_weights(kept, torch.device(default_device()), encode, learns=False)
+    checkpoint.load_averaged(found, weights)
+    call = eval_call(settings, policy)
+
+    def generate(part: Sequence[Row]) -> list[torch.Tensor]:
+        limited = policy.limited(settings.eval.adapter_steps, weights.enable_training)
+        with policy.call_overrides(**call), limited:
+            return list(policy.generate(part))
+
+    with policy.call_overrides(**call):
+        return _sampler(policy, rows, generate)
+
+
+def use_of(settings: Config) -> ModelUse:
+    """Return the use of a config's model before any training, called as its evaluations call it."""
+    model, switches = settings.model, vars(Switches())
+    adapter = model.merge if model.lora is None else model.lora.path
+    return ModelUse(
+        path=model.path,
+        call={**model.call, **settings.eval.call},
+        adapter=adapter,
+        dtype=model.dtype,
+        quantise=model.quantise,
+        variant=model.variant,
+        adapter_steps=settings.eval.adapter_steps if adapter is not None else None,
+        switches=Switches(**{name: getattr(model, name) for name in switches}),
+    )
+
+
+def _sampler(policy: DiffusersPolicy, rows: Sequence[Row], generate: Callable[[Sequence[Row]], list]) -> Sampler:
     sounds = sampling_rate(policy.pipe) or SAMPLING_RATE
     return Sampler(rows, generate, "ode", sampling_rate=sounds, frame_rate=frame_rate(policy.pipe, policy.call))
 

@@ -1,4 +1,4 @@
-"""Sampling from a language model, with or without an adapter (`flowgrpo sample`)."""
+"""Sampling from a language model, with or without an adapter (`flowgrpo sample`), or with the weights of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 from flowgrpo.data.generators import templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.config import TextModel
+from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.methods.decoder_options import Decoding
+from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
-from flowgrpo.mdlm.setup import load_text_policy
+from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.validation import checked
+from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, Text
 from flowgrpo.training.weights.trained_weights import Weights
@@ -61,6 +63,40 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
         )
 
     return Sampler(rows, generate, "decoder")
+
+
+def run_sampler(settings: TextConfig, run: Path, found: Path, rows: Sequence[Row]) -> Sampler:
+    """Load a run's model with the weights of its checkpoint `found`, and return a sampler that decodes by `eval.decoder`.
+
+    The weights are the average, if it is saved there; a learned schedule takes its medians. Raise InputError if the model
+    or the weights cannot be loaded.
+    """
+    policy, weights = policy_and_weights(lora_files.with_kept_lora(settings, run), default_device(), learns=False)
+    checkpoint.load_averaged(found, weights)
+    decoder = settings.eval.decoder.build(policy.length, policy.eos_id, "eval.decoder", predictor=policy.predictor)
+    module = weights.extra_modules.get("schedule")
+    schedule = module if isinstance(module, SchedulePolicy) and settings.eval.decoder.name == "scheduled" else None
+
+    def generate(part: Sequence[Row]) -> list[Text]:
+        acting = decoder if schedule is None else apply_actions(decoder, schedule.typical(len(part)))
+        seeds = [(row.seed,) for row in part]
+        return policy.as_samples(policy.generate([row.prompt for row in part], acting, seeds, len(part)))
+
+    return Sampler(rows, generate, "decoder")
+
+
+def use_of(settings: TextConfig) -> ModelUse:
+    """Return the use of a config's model before any training, decoded by `eval.decoder`."""
+    model = settings.model
+    given = {name: getattr(model, name) for name in OPTIONS if name in type(model).model_fields}
+    return ModelUse(
+        path=model.path,
+        call={**given, "decoder": settings.eval.decoder.dump()},
+        adapter=model.merge if model.lora is None else model.lora.path,
+        dtype=model.dtype,
+        quantise=model.quantise,
+        variant=model.variant,
+    )
 
 
 def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None = None) -> tuple[TextModel, Decoding]:

@@ -218,7 +218,7 @@ def test_memory_options_reach_the_rewards_that_take_them(folder, capsys, monkeyp
         (["jpeg_size", "--dtype", "bfloat16"], "--dtype: jpeg_size takes none, leave it out"),
         (
             ["{use: jpeg_size, weight: 2}"],
-            "jpeg_size: weight belongs into the config of a run, score tells each reward",
+            "jpeg_size: weight belongs into the config of a run; here each reward is told",
         ),
         (["{use: jpeg_size, only: {task: ocr}}"], "jpeg_size: only belongs into the config of a run"),
         (["{us: jpeg_size}"], "REWARD.us: unknown key, did you mean 'use'?"),

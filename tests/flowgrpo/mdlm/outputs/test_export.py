@@ -15,7 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flowgrpo.cli import main
 from flowgrpo.commands.runs import push
 from flowgrpo.commands.runs import train as run
+from flowgrpo.data import prompts
+from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.models.load import load_predictor
+from flowgrpo.mdlm.outputs.sampling import run_sampler
 from flowgrpo.mdlm.setup import policy_and_weights
 from flowgrpo.training.checkpoints import checkpoint
 
@@ -81,6 +84,17 @@ def run_card(place="out"):
 
 def first_answer(place="out"):
     return json.loads((Path(place) / "sample-0.json").read_text())["text"]
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_sampler_of_a_run_gives_the_answers_of_its_export(trained, capsys, lora):
+    chosen, done = trained(lora)
+    exported(done.folder, capsys)
+    (prompt, *_) = prompts.load_split(chosen.prompts, "eval")
+    rows = [Row(prompt.text, 0, prompt.columns)]
+    found = checkpoint.find(done.folder / "checkpoints")
+    (answer,) = run_sampler(chosen, done.folder, found, rows).generate(rows)
+    assert answer.text == first_answer()
 
 
 @pytest.mark.parametrize("lora", [None, LORA])

@@ -155,3 +155,19 @@ def test_a_reward_that_cannot_score_a_text_is_refused_in_a_sentence(model, capsy
     for reward in ("jpeg_size", "countdown"):
         assert main(["score", reward, "--samples", "o"]) == 2
         assert "0000.json is not a text as flowgrpo sample writes them" in capsys.readouterr().err
+
+
+def test_a_model_is_evaluated_by_categories(model, capsys):
+    rows = [{"prompt": text, "kind": kind} for text, kind in (("ab", "x"), ("c", "x"), ("abc", "y"))]
+    Path("set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("mine.py").write_text("def length(texts, prompts):\n    return [len(text) for text in texts]\n")
+    words = ["--set", "set.jsonl", "--by", "kind", "--reward", "./mine.py:length", "model.length=4", "--format", "json"]
+    capsys.readouterr()
+    assert main(["evaluate", str(model), *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = [len(text) for text in TextPolicy(*load_predictor(str(model)), 4).sample(["ab", "c", "abc"], 0)]
+    assert found["mean"] == pytest.approx(sum(expected) / 3)
+    assert [(each["name"], each["n"], each["mean"]) for each in found["categories"]] == [
+        ("x", 2, sum(expected[:2]) / 2),
+        ("y", 1, expected[2]),
+    ]

@@ -1,0 +1,188 @@
+"""`flowgrpo evaluate`: the options of the command, and what it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowgrpo.commands import options
+from flowgrpo.commands.evaluations.results import is_evaluation
+from flowgrpo.commands.terminal import Format, out, print_json, print_line
+from flowgrpo.data.evaluation import sets
+from flowgrpo.errors import InputError
+from rewards.base import nearest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flowgrpo.commands.evaluations.comparing import Compared
+    from flowgrpo.commands.evaluations.results import Results
+    from flowgrpo.commands.evaluations.statistics import Statistic
+
+FOLDER = Path("evaluations")
+OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+
+
+def evaluate(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|CONFIG|RUN|DIR|KEY=VALUE",
+            help="what to evaluate, and keys of its config; DIR: an evaluation that is done; several are compared",
+        ),
+    ],
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--set", metavar="NAME", help=f"{', '.join(sets.SETS)}; or prompts of yours, as --prompts takes them"
+        ),
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option("--reward", metavar="REWARD", help="in place of the set's, as score takes them, once or more"),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="COLUMN", help="of the prompts, that names categories")
+    ] = None,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="of a prompt; by default the set's")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", min=1, help="prompts, spread evenly over the set; by default all"),
+    ] = None,
+    step: options.Step = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="of one model; by default evaluations/SET/NAME")
+    ] = None,
+    batch_size: options.SampleBatch = 16,
+    form: Format = "human",
+) -> None:
+    """Sample the prompts of an evaluation set, score them, and write means by category with their errors, and a page."""
+    targets, overrides = split_words(words)
+    models = [word for word in targets if not is_evaluation(Path(word))]
+    if models and name is None:
+        raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
+    if name is not None and sets.find_set(name) is None and not reward:
+        sets.own_set(name, by, [])  # raises
+    if not models and (name is not None or overrides):
+        raise InputError(
+            f"{targets[0]}: its evaluation is done, there is nothing to set; leave --set and KEY=VALUE out"
+        )
+    if out_folder is not None and (len(targets) > 1 or not models):
+        raise InputError("--out: it is the folder of one model's evaluation, and here are several, or one that is done")
+    from flowgrpo.commands.evaluations.targets import find_target
+
+    found = [find_target(word, overrides, step) for word in targets]
+    from flowgrpo.commands.evaluations.evaluation import evaluate as run
+    from flowgrpo.commands.evaluations.page import write_page
+    from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request
+    from flowgrpo.commands.evaluations.results import read_results
+    from flowgrpo.commands.exit_status import suggest_option
+
+    plans: list[Any] = [None] * len(found)
+    if name is not None:
+        request = read_request(name, by=by, uses=reward or [], samples=samples, limit=limit, batch_size=batch_size)
+        place = FOLDER / Path(name).name.replace(":", "-")
+        folders = [out_folder or place / target.name for target in found]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise InputError(
+                    f"{folder}: two of the models would be evaluated there; evaluate each alone, with --out"
+                )
+        plans = [
+            None if target.done else plan_evaluation(request, target, folder)
+            for target, folder in zip(found, folders, strict=True)
+        ]
+    results = []
+    for target, plan in zip(found, plans, strict=True):
+        if target.done:
+            results.append(read_results(target.done))
+            continue
+        with suggest_option({f"--batch-size {batch_size // 2}": batch_size > 1, "model.dtype=bfloat16": True}):
+            results.append(run(plan))
+        write_page(results[-1:])
+    _report(results, form, write_page(results))
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the targets and the overrides (key=value) among the words of a command; raise InputError without a target."""
+    overrides = [word for word in words if OVERRIDE.match(word)]
+    targets = [word for word in words if word not in overrides]
+    if not targets:
+        raise InputError("name a model, a config, a run or the folder of an evaluation before KEY=VALUE")
+    return targets, overrides
+
+
+def _report(results: Sequence[Results], form: str, page: Path) -> None:
+    from flowgrpo.commands.evaluations.comparing import compare, document, restrict, sentences
+    from flowgrpo.commands.evaluations.evaluation import summary
+
+    if form == "json":
+        summaries = [{**summary(each), "folder": str(each.folder)} for each in results]
+        if len(results) == 1:
+            print_json({**summaries[0], "page": str(page)})
+        else:
+            common = restrict(results)
+            differences = document(common, compare(common))
+            print_json({"evaluations": summaries, "differences": differences, "page": str(page)})
+        return
+    common = restrict(results)
+    compared = compare(common)
+    letters = [f"{chr(ord('A') + i)}" for i in range(len(results))]
+    if len(results) > 1:
+        for letter, each in zip(letters, results, strict=True):
+            print_line(f"{letter}  {each.asked['name']}  {each.folder}")
+        for numbers in compared:
+            print_line(f"\n{numbers.reward}")
+            out.print(comparison_table(numbers, letters))
+    else:
+        out.print(table(compared))
+    for sentence in sentences(common, results, compared):
+        print_line(sentence)
+    print_line(str(page))
+
+
+def table(compared: Sequence[Compared]) -> Table:
+    """Return the means of one evaluation's rewards, with standard errors, by category."""
+    from rich.table import Column, Table
+
+    shown = Table("", Column("prompts", justify="right"), *(numbers.reward for numbers in compared), box=None)
+    rows = {row.name: row for numbers in compared for row in numbers.rows}
+    for name in rows:
+        found = [{row.name: row.statistics[0] for row in numbers.rows}.get(name) for numbers in compared]
+        cells = [_cell(numbers, each) for numbers, each in zip(compared, found, strict=True)]
+        shown.add_row(_indented(name, rows), str(max(each.n for each in found if each)), *cells)
+    return shown
+
+
+def comparison_table(numbers: Compared, letters: Sequence[str]) -> Table:
+    """Return the means of one reward in several evaluations, and differences with the errors of pairs."""
+    from rich.table import Column, Table
+
+    heads = [*letters, *(f"{letter} − {letters[0]}" for letter in letters[1:])]
+    shown = Table("", Column("prompts", justify="right"), *heads, box=None)
+    names = [row.name for row in numbers.rows]
+    for row in numbers.rows:
+        count = max(each.n for each in row.statistics if each)
+        cells = [
+            *(_cell(numbers, each) for each in row.statistics),
+            *(_cell(numbers, each, "+") for each in row.differences),
+        ]
+        shown.add_row(_indented(row.name, names), str(count), *cells)
+    return shown
+
+
+def _indented(name: str, names: Sequence[str] | dict[str, Any]) -> str:
+    from flowgrpo.commands.evaluations.statistics import parent
+
+    return name if parent(name, names) is None else f"  {name}"
+
+
+def _cell(numbers: Compared, each: Statistic | None, sign: str = "") -> str:
+    if each is None:
+        return "none"
+    return numbers.write(each.mean, sign) + ("" if each.error is None else f" ± {numbers.write(each.error)}")
