@@ -107,8 +107,10 @@ BUILT_IN: dict[str, Card] = {
     "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
     "aesthetic": Card("rewards.models.openclip:Aesthetic", "image", "about 1 to 10", *_AESTHETIC),
     "aesthetic_v25": Card("rewards.models.aesthetic_v25:AestheticV25", "image", "about 1 to 10", *_AESTHETIC_V25),
-    "deqa": Card("rewards.models.deqa:DeQA", "image", "1 to 5", *_DEQA, dtype="float16"),
-    "vqa_score": Card("rewards.models.vqa_score:VqaScore", "image, prompt", "0 to 1", *_VQA_SCORE, dtype="bfloat16"),
+    "deqa": Card("rewards.models.vision_language.deqa:DeQA", "image", "1 to 5", *_DEQA, dtype="float16"),
+    "vqa_score": Card(
+        "rewards.models.vision_language.vqa_score:VqaScore", "image, prompt", "0 to 1", *_VQA_SCORE, dtype="bfloat16"
+    ),
     "image_reward": Card("rewards.models.image_reward:ImageReward", "image, prompt", "about -2.3 to 2", _IMAGE_REWARD),
     "image_similarity": Card("rewards.models.similarity:ImageSimilarity", "image, column image", "-1 to 1", _DINO),
     "diversity": Card("rewards.models.similarity:Diversity", "image, group-wise", "0 to 2", _DINO),
@@ -117,14 +119,14 @@ BUILT_IN: dict[str, Card] = {
     "qwen_vl": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
     "unified_reward": Card(_JUDGE, "image, prompt", "0 to 1", *_UNIFIED_REWARD),
     "judge_local": Card(
-        "rewards.models.local_judge:LocalJudge",
+        "rewards.models.vision_language.local_judge:LocalJudge",
         "image or video, prompt",
         "0 to 1",
         *_JUDGE_LOCAL,
         dtype="bfloat16",
     ),
     "unified_reward_local": Card(
-        "rewards.models.local_judge:UnifiedRewardLocal",
+        "rewards.models.vision_language.local_judge:UnifiedRewardLocal",
         "image, prompt",
         "0 to 1",
         *_UNIFIED_REWARD_LOCAL,

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import CLIPImageProcessor, PreTrainedConfig
 
 from rewards.base import RewardError
-from rewards.models.deqa_network import DeqaConfig, DeqaNetwork
 from rewards.models.model import PictureReward, load_pretrained
 from rewards.models.preprocessing import Preprocessing, of_transformers
+from rewards.models.vision_language.deqa_network import DeqaConfig, DeqaNetwork
 
 GRADES = (5.0, 4.0, 3.0, 2.0, 1.0)  # of excellent, good, fair, poor, bad
 
@@ -23,7 +23,7 @@ class DeQA(PictureReward):
     The mean of the grades of excellent (5), good, fair, poor and bad (1), weighted with the softmax of their logits after
     "The quality of the image is". The prompt does not count. A picture that is not square gets bars of the mean colour. The
     network is mPLUG-Owl2 with 8.2 billion parameters; the authors' code does not run with transformers 5, so it is rebuilt
-    here for their weights (`rewards.models.deqa_network`). The softmax is float32; theirs is float16.
+    here for their weights (`rewards.models.vision_language.deqa_network`). The softmax is float32; theirs is float16.
 
         rewards: [{use: deqa, options: {path: zhiyuanyou/DeQA-Score-Mix3, batch_size: 8, dtype: float16}}]
 

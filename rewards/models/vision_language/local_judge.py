@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rewards.base import RewardError, nearest
-from rewards.models.vision_language import VisionLanguageReward
+from rewards.models.vision_language.base import VisionLanguageReward
 from rewards.questions import (
     TOP,
     Question,

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from rewards.image import check_images
-from rewards.models.vision_language import VisionLanguageReward
+from rewards.models.vision_language.base import VisionLanguageReward
 from rewards.questions import Question, pictures, text
 
 

@@ -1,0 +1,1 @@
+"""Rewards of vision-language models in this process."""
