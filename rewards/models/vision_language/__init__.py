@@ -1,1 +1,1 @@
-"""Rewards by vision-language models with a reward head."""
+"""Rewards by vision-language models: those with a reward head, and those that are asked."""

@@ -28,7 +28,7 @@ import rewards
 from rewards import RewardError
 from rewards.models.vision_language.video_align import choose_frames
 
-RELEASED = json.loads((Path(__file__).parents[2] / "data" / "vision_language_rewards.json").read_text())
+RELEASED = json.loads((Path(__file__).parents[3] / "data" / "vision_language_rewards.json").read_text())
 PROMPTS = RELEASED["prompts"]
 PICTURES = [tiny.picture(*size) for size in RELEASED["pictures"]]
 VIDEOS = [tiny.video(*size) for size in RELEASED["videos"]]
