@@ -200,7 +200,8 @@ class Elbo(Likelihood):
         if not 0 <= first < end <= num_steps:
             fewer = f", and algorithm.likelihood.draws={num_steps} or less" if draws > num_steps else ""
             raise InputError(
-                f"algorithm.likelihood.steps: {self.steps} are not steps of the schedule, take [0, {num_steps}] or less{fewer}"
+                f"algorithm.likelihood.steps: {self.steps} are not steps of the schedule, take [0, {num_steps}] or "
+                f"less{fewer}"
             )
         if draws > end - first:
             wider = f", or algorithm.likelihood.steps=null with {min(draws, num_steps)}" if self.steps else ""

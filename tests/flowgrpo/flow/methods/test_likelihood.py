@@ -168,7 +168,10 @@ def test_steps_that_a_schedule_has_not_are_refused(options, said):
     ("options", "said"),
     [
         ({"shift": 2.0}, r"algorithm\.likelihood\.shift: schedule draws the sampler's own sigmas, take times=uniform"),
-        ({"times": "uniform", "shift": 2.0, "steps": [0, 3]}, r"\.likelihood\.steps: shifted sigmas are drawn from all"),
+        (
+            {"times": "uniform", "shift": 2.0, "steps": [0, 3]},
+            r"\.likelihood\.steps: shifted sigmas are drawn from all",
+        ),
         ({"times": "logit_normal", "steps": [0, 3]}, r"\.likelihood\.steps: logit_normal draws from all sigmas"),
     ],
 )
