@@ -123,7 +123,7 @@ class Elbo(Likelihood):
     """[first, end) of the schedule's steps to draw from; uniform draws between their sigmas. A negative end counts back
     from the schedule's end. null: all."""
     shift: Positive = 1.0
-    """Shift of logit_normal sigmas towards noise: s becomes shift s / (1 + (shift - 1) s)."""
+    """Shift of uniform and logit_normal sigmas towards noise: s becomes shift s / (1 + (shift - 1) s)."""
     noise: Literal["fresh", "group"] = "fresh"
     """fresh: new noise for every sample and noise level; group: the samples of a group share noise and noise levels."""
     antithetic: bool = False
@@ -147,12 +147,15 @@ class Elbo(Likelihood):
 
     @model_validator(mode="after")
     def _means_something(self) -> Elbo:
-        if self.times != "logit_normal" and self.shift != 1:
+        if self.times in ("schedule", "strata") and self.shift != 1:
             raise InputError(
-                "algorithm.likelihood.shift: it shifts logit_normal sigmas, take times=logit_normal or shift=1"
+                f"algorithm.likelihood.shift: {self.times} draws the sampler's own sigmas, take times=uniform, "
+                "times=logit_normal or shift=1"
             )
         if self.times == "logit_normal" and self.steps is not None:
             raise InputError("algorithm.likelihood.steps: logit_normal draws from all sigmas, take uniform or no steps")
+        if self.shift != 1 and self.steps is not None:
+            raise InputError("algorithm.likelihood.steps: shifted sigmas are drawn from all, take shift=1 or no steps")
         return self
 
     @override
@@ -183,23 +186,27 @@ class Elbo(Likelihood):
             edges = [first + (end - first) * i // draws for i in range(draws + 1)]
             return [schedule[int(random.integers(edges[i], edges[i + 1]))] for i in range(draws)]
         if self.times == "uniform":
-            drawn = schedule[end] + (schedule[first] - schedule[end]) * random.random(draws)
+            unshifted = schedule[end] + (schedule[first] - schedule[end]) * random.random(draws)
         else:
             unshifted = np.ceil(TABLE / (1 + np.exp(-random.standard_normal(draws)))) / TABLE
-            drawn = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
+        drawn = self.shift * unshifted / (1 + (self.shift - 1) * unshifted)
         return [max(float(sigma), LEAST) for sigma in drawn.astype(np.float32)]
 
     def span(self, num_steps: int) -> tuple[int, int]:
         """Return the range [first, end) of steps to draw from; raise InputError if the schedule is too short."""
         first, end = self.steps or (0, num_steps)
         end = end + num_steps if end < 0 else end
+        draws = (self.draws or 1) if self.times in ("schedule", "strata") else 1
         if not 0 <= first < end <= num_steps:
+            fewer = f", and algorithm.likelihood.draws={num_steps} or less" if draws > num_steps else ""
             raise InputError(
-                f"algorithm.likelihood.steps: {self.steps} are not steps of the schedule, take [0, {num_steps}] or less"
+                f"algorithm.likelihood.steps: {self.steps} are not steps of the schedule, take [0, {num_steps}] or "
+                f"less{fewer}"
             )
-        if self.times in ("schedule", "strata") and (self.draws or 1) > end - first:
+        if draws > end - first:
+            wider = f", or algorithm.likelihood.steps=null with {min(draws, num_steps)}" if self.steps else ""
             raise InputError(
                 f"algorithm.likelihood.draws: {self.draws} of {end - first} steps cannot be drawn without repeats, take "
-                f"{end - first} or less, or times=uniform"
+                f"{end - first} or less{wider}, or times=uniform"
             )
         return first, end

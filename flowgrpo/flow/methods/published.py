@@ -94,6 +94,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "awm_late": {},
     "awm_brush": {},
     "ram": {**_loop(steps=10, ema=_AVERAGE), **_UNGUIDED},
+    # The config of its full run on 8 GPUs. The rate is the middle one of three that it compares.
+    "rvm": {
+        **_loop(steps=4, groups=32, group_size=8, updates=2, split="samples", rate=1e-5, norm=1.0, ema=None),
+        "train.optimizer.weight_decay": 1e-4,
+        **_UNGUIDED,
+    },
     # The source moves the average every 10 iterations, with a decay of at most (1 + n) / (10 + n) after iteration n.
     "crd": {**_STUDY, **_loop(updates=2, norm=1.0, ema={"decay": 0.995, "every": 20, "warmup": 19})},
     "rwr": _PAIR,

@@ -144,6 +144,21 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": {**_STUDY, "weight": "velocity"},
         "objective": {"name": "velocity_target", "scale": 1.0},
     },
+    # RVM (reward-based velocity matching), for few-step models: FastVideo's RVMFaithfulMethod (pull request 1806), which
+    # post-trains a video model of four steps, after arXiv 2608.23664, of which we know the abstract. A sample is noised
+    # once, at t ~ U(0, 1), and the gradient in v is A (v - (noise - x0)), with A = 0.1 clip((R - the group's mean) / (the
+    # std of all rewards of the iteration + 1e-4), -5, 5). The sampler is the deployed one: its few Euler steps, unguided.
+    # 1. The loss is A times the squared error, whose gradient is twice the code's; Adam's steps differ by max_grad_norm.
+    # 2. sigma is t. The code shifts t as the model's schedule is, by 12 for its videos: likelihood.shift=12.
+    # 3. The code's optional anchor, beta (v - v_ref), is objective.kl.beta=0.001, twice as well. It is off here and there.
+    # 4. The code leaves the sound of its videos out of the loss; here all of a sample is in it.
+    # Its ablation with the deployed sampler's own noise levels is likelihood.times=schedule.
+    "rvm": {
+        **_BY_EULER,
+        "likelihood": {"name": "elbo", "draws": 1, "times": "uniform", "weight": "velocity", "anchor": "live"},
+        "baseline": {**_GLOBAL_STD, "scale": 0.1},
+        "objective": {"name": "gradient", "ratio": False, "kl": _kl(0.0)},
+    },
     # CRD: arXiv 2603.14128, and Flow-Factory's port.
     # 1. One old policy samples and is the anchor. The port's anchor is a second old policy, with decay 0.25 rising by
     #    0.005 to 0.999.
@@ -225,7 +240,7 @@ PRESETS: dict[str, PresetRow] = {
 # Guidance is as in the sources: off in rollouts and updates, or on in rollouts alone. For SePPO and GDRO it is unknown,
 # and "on in rollouts" is our choice. ram, awm_fast and elbo_grpo follow the code that they come from.
 _OURS = ("awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush")
-_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", *_OURS, "ram", "crd")
+_UNGUIDED = ("epg", "pepg", "elbo_grpo", "nft", "sol_rl", "awm", *_OURS, "ram", "rvm", "crd")
 DRAFT = {"pool": 4, "call": {"num_inference_steps": 6}}
 BESIDE: dict[str, dict[str, Any]] = {
     name: {"model.guidance": "none" if name in _UNGUIDED else "rollout"} for name in PRESETS

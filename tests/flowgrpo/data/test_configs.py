@@ -15,6 +15,7 @@ from flowgrpo import config
 from flowgrpo.cli import main
 from flowgrpo.data import configs
 from flowgrpo.data.generators import compositions, drafts, edits, templates
+from flowgrpo.flow.planning.plan import plan
 from flowgrpo.training.run.run_files import read_metrics
 
 FLOW = {
@@ -22,6 +23,7 @@ FLOW = {
     "flux1-dev": "FluxPipeline",
     "flux2-dev": "Flux2Pipeline",
     "flux2-klein-4b": "Flux2KleinPipeline (edit)",
+    "flux2-klein-4step": "Flux2KleinPipeline",
     "flux2-klein-9b": "Flux2KleinPipeline",
     "hunyuan-video-1.5": "HunyuanVideo15Pipeline",
     "ltx-2": "LTX2Pipeline",
@@ -148,8 +150,21 @@ def test_a_config_of_pictures_or_videos_trains_as_written_but_for_sizes(name, sa
         taught += line["groups/teaching"]  # the rewards of a group may be equal
         assert (line["policy/grad_norm"] > 0) == (line["groups/teaching"] > 0)
         assert line["policy/skipped_updates"] == 0
-        assert line["policy/max_abs_log_ratio"] == 0
+        assert line["policy/max_abs_log_ratio"] == (None if written.algorithm.likelihood.name == "elbo" else 0)
     assert taught
+
+
+@pytest.mark.parametrize(("name", "guidance", "steps"), [("z-image-turbo", 0, 8), ("flux2-klein-4step", 1, 4)])
+def test_a_distilled_model_is_trained_and_evaluated_as_it_is_deployed(name, guidance, steps):
+    """By the steps and the guidance of its card, one evaluation each, and Euler's method."""
+    written = config.load(name)
+    call = written.model.call
+    assert (call["guidance_scale"], call["num_inference_steps"]) == (guidance, steps)
+    assert (written.algorithm.kernel.name, written.algorithm.kernel.solver) == ("ode", "euler")
+    assert written.eval.call == {}
+    assert written.model.guidance == "none"
+    evaluations = plan(written)["model_evaluations"]
+    assert evaluations == {"rollout": 32 * 8 * steps, "update": 32 * 8}
 
 
 @pytest.mark.usefixtures("short_conditions")

@@ -24,6 +24,7 @@ SIZES = {
     "Wan-AI/Wan2.1-T2V-14B-Diffusers": 14.29,
     "black-forest-labs/FLUX.2-dev": 32.22,
     "black-forest-labs/FLUX.2-klein-base-4B": 3.88,
+    "black-forest-labs/FLUX.2-klein-4B": 3.88,
     "black-forest-labs/FLUX.2-klein-base-9B": 9.08,
     "Tongyi-MAI/Z-Image": 6.15,
     "Tongyi-MAI/Z-Image-Turbo": 6.15,
@@ -53,6 +54,7 @@ def written():
 FURTHER = (
     "Wan-AI/Wan2.1-T2V-14B-Diffusers",
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
+    "black-forest-labs/FLUX.2-klein-4B",
     "stabilityai/stable-diffusion-3.5-large",
 )
 

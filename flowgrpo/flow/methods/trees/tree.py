@@ -199,8 +199,10 @@ class Brush(Rooted):
         end = self._end(kernels)
         branches = self.profile or [self.branches] * end
         if len(branches) > end or not any(branches):
+            fitting = branches[:end] if any(branches[:end]) else [*branches[: end - 1], self.branches]
             raise InputError(
-                f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps"
+                f"algorithm.tree.profile: {branches} are not the numbers of children of at most {end} stochastic steps, "
+                f"take {fitting}"
             )
         steps = None if self.finish is None else self.finish.steps
         return plans.brush(kernels, [*branches, *[0] * (len(kernels) - len(branches))], steps)
@@ -278,7 +280,7 @@ class Branching(Rooted):
             where = "" if self.splits else f", which a group of {group_size} asks for unless they are given,"
             raise InputError(
                 f"algorithm.tree.splits: {splits}{where} are not different steps among the {end} stochastic ones, "
-                f"0 to {end - 1}"
+                f"0 to {end - 1}, take {sorted({min(split, end - 1) for split in splits})}"
             )
         stochastic = {*(range(end) if window is None else window), *splits}
         trained = set(stochastic)

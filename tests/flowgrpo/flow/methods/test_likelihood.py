@@ -118,6 +118,28 @@ def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth_and_a_shift_m
     assert [4 * s / (1 + 3 * s) for s in plain] == pytest.approx(shifted, rel=1e-5)
 
 
+FOUR = (1.0, 0.75, 0.5, 0.25, 0.0)  # the schedule of a model of four steps
+
+
+def test_noise_levels_come_from_all_times_or_from_the_deployed_sampler_s_four():
+    """One for each of 2,000 samples: t ~ U(0, 1), the same t shifted, or one of the four steps."""
+    drawn = {
+        kind: [s for i in range(2000) for s in Elbo(draws=1, **options).sigmas(FOUR, "a", i)]
+        for kind, options in {
+            "uniform": {"times": "uniform"},
+            "shifted": {"times": "uniform", "shift": 12.0},
+            "grid": {"times": "schedule"},
+        }.items()
+    }
+    tenths = [sum(i / 10 <= s < (i + 1) / 10 for s in drawn["uniform"]) for i in range(10)]
+    assert all(abs(count - 200) < 4 * (200 * 0.9) ** 0.5 for count in tenths)
+    pairs = [(t, s) for t, s in zip(drawn["uniform"], drawn["shifted"], strict=True) if t > 0.001]
+    assert [s for _, s in pairs] == pytest.approx([12 * t / (1 + 11 * t) for t, _ in pairs], rel=1e-5)
+    counts = [drawn["grid"].count(s) for s in FOUR[:-1]]
+    assert sum(counts) == 2000
+    assert all(abs(count - 500) < 4 * (500 * 0.75) ** 0.5 for count in counts)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -127,6 +149,14 @@ def test_noise_levels_near_the_data_are_drawn_down_to_a_thousandth_and_a_shift_m
         ),
         ({"steps": [3, 12]}, r"algorithm\.likelihood\.steps: \[3, 12\] are not steps of the schedule, take \[0, 10\]"),
         ({"steps": [4, -6]}, r"algorithm\.likelihood\.steps: \[4, -6\] are not steps"),
+        (
+            {"steps": [5, -6], "draws": 12, "times": "strata"},
+            r"take \[0, 10\] or less, and algorithm\.likelihood\.draws=10 or less",
+        ),
+        (
+            {"steps": [1, -7], "draws": 6, "times": "strata"},
+            r"6 of 2 steps .* take 2 or less, or algorithm\.likelihood\.steps=null with 6, or times=uniform",
+        ),
     ],
 )
 def test_steps_that_a_schedule_has_not_are_refused(options, said):
@@ -137,7 +167,11 @@ def test_steps_that_a_schedule_has_not_are_refused(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shift": 2.0}, r"algorithm\.likelihood\.shift: it shifts logit_normal sigmas"),
+        ({"shift": 2.0}, r"algorithm\.likelihood\.shift: schedule draws the sampler's own sigmas, take times=uniform"),
+        (
+            {"times": "uniform", "shift": 2.0, "steps": [0, 3]},
+            r"\.likelihood\.steps: shifted sigmas are drawn from all",
+        ),
         ({"times": "logit_normal", "steps": [0, 3]}, r"\.likelihood\.steps: logit_normal draws from all sigmas"),
     ],
 )

@@ -34,7 +34,7 @@ OF_A_PART = ("flow_grpo", "tempflow", "branch_grpo", "nft", "extremes")  # in a 
 # A plain run leaves these out: others have their kind of tree, their kernel, their objective and what it is held by.
 VARIANTS = (
     *("flow_grpo_window", "mc_grpo", "pref_grpo", "tempflow_fast", "branch_grpo_mix", "dense_grpo", "vgpo"),
-    *("pepg", "sol_rl", "awm_fast", "sft_best", "parent_top1"),
+    *("pepg", "sol_rl", "awm_fast", "rvm", "sft_best", "parent_top1"),
 )
 pytestmark = pytest.mark.usefixtures("noise_drawn_once")
 

@@ -81,6 +81,7 @@ LEDGER = [
     # of 12 starts: a trunk of three steps and its last branching, and the rest of branches from 1, 2 and 3
     ("awm_brush", {}, 24, 10, (12 * (4 + 2 * (8 + 7 + 6)), 72 * 6, 72, 72 * 6)),
     ("awm_tree", {}, 16, 20, (203, 16 * 6, 16, 16 * 6)),
+    ("rvm", {}, 24, 10, (240, 24, 24, 24)),  # one noise level, and no other policy
     ("crd", {}, 24, 10, (240, 4 * 216, 24, 216)),  # policy and old policy before, for the means
     ("rwr", {}, 24, 10, (240, 216, 24, 216)),
     ("sft_best", {}, 24, 10, (240, 9, 24, 9)),  # one sample

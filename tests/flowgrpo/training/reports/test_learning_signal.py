@@ -18,7 +18,7 @@ from flowgrpo.training.run.stop_reasons import NothingToLearn
 REWARDED = ("vgpo", "rwr", "gdro", "opd")
 # Of the credit, the baseline and the objective of another: not in a plain run.
 ALIKE = ("flow_grpo_fast", "flow_grpo_window", "mix_grpo", "dance_grpo", "pref_grpo", "sage_grpo", "elbo_grpo")
-ALIKE += ("tempflow_fast", "branch_grpo_mix", "stepwise_flow_grpo", "sol_rl", "awm", "awm_fast")
+ALIKE += ("tempflow_fast", "branch_grpo_mix", "stepwise_flow_grpo", "sol_rl", "awm", "awm_fast", "rvm")
 
 
 def settings(folder, preset="flow_grpo", **overrides):
