@@ -28,7 +28,7 @@ CHANNELS = 16  # of a latent
 POOL = 12_000
 BATCH = 32
 AUTOENCODER_STEPS = 2400
-PASSES = ((3200, (0.1, 0.1, 0.1)), (800, (0.25, 0.3, 0.35)))  # steps, and how often parts of captions are wrong
+PASSES = ((3200, (0.1, 0.1, 0.1)), (3600, (0.1, 0.15, 0.15)))  # steps, and how often parts of captions are wrong
 
 
 def words() -> list[str]:
@@ -118,8 +118,8 @@ def make_pool(vae: AutoencoderKLWan, count: int, rng: Random) -> tuple[torch.Ten
     latents = torch.cat([vae.encode(videos).latent_dist.mean for videos, _ in batches])
     mean, deviation = latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))
     vae.register_to_config(latents_mean=mean.tolist(), latents_std=deviation.tolist())
-    parts = (each[:, None, None, None] for each in (mean, deviation))
-    return (latents - next(parts)) / next(parts), [caption for _, chosen in batches for caption in chosen]
+    normal = (latents - mean.view(-1, 1, 1, 1)) / deviation.view(-1, 1, 1, 1)
+    return normal, [caption for _, chosen in batches for caption in chosen]
 
 
 def train_flow(
