@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[1] / "models"
 CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
 EMBEDDED = {
     "shapes": Embedded("flow", FOLDER / "shapes", CALL),
+    "shapes4": Embedded("flow", FOLDER / "shapes4", {**CALL, "num_inference_steps": 4}),
     "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}),
     "digits": Embedded("mdlm", FOLDER / "digits"),
 }
