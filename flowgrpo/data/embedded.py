@@ -30,6 +30,7 @@ CLIPS_CALL = {
 }
 EMBEDDED = {
     "shapes": Embedded("flow", FOLDER / "shapes", CALL),
+    "shapes4": Embedded("flow", FOLDER / "shapes4", {**CALL, "num_inference_steps": 4}),
     "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}),
     "clips": Embedded("flow", FOLDER / "clips", CLIPS_CALL),
     "digits": Embedded("mdlm", FOLDER / "digits"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from field import credit, lines, nearness, settings, step_in_place, trainer
+from field import TARGET, GaussianFlow, credit, lines, nearness, settings, step_in_place, trainer
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
@@ -64,6 +64,30 @@ def test_a_method_trains_at_few_steps(tmp_path, preset):
         (line,) = lines(run)
         assert line["policy/grad_norm"] > 0
         assert line["policy/max_abs_log_ratio"] in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("preset", "written"), [("rvm", {}), ("rvm", {"likelihood": {"times": "schedule"}}), ("tempflow", {})]
+)
+def test_a_flow_of_four_steps_learns_its_known_optimum(tmp_path, preset, written):
+    """The reward -|x - target|^2 of a Gaussian is largest where its mean is the target, by ODE in the same four steps."""
+    config = settings(
+        tmp_path,
+        algorithm={"preset": preset, "objective": {"kl": {"beta": 0.0}}, **written},
+        train__iterations=20,
+        train__groups=4,
+        train__group_size=12,
+        train__learning_rate=0.1,
+        train__optimizer={"betas": [0.5, 0.9]},
+        eval__every=20,
+        run__checkpoint__every=20,
+    )
+    run = trainer(config, GaussianFlow(), steps=4)
+    run.run()
+    before, after = (line["reward/closeness/mean"] for line in lines(run, "eval"))
+    assert before < -2
+    assert after > -0.4
+    assert (run.policy.modules["field"].mean.detach() - TARGET).norm() < 0.3
 
 
 def surrogate(v: Tensor, target: Tensor, coefficient: Tensor) -> Tensor:
