@@ -183,6 +183,7 @@ def load(
     weight: float = 1.0,
     options: Mapping[str, Any] | None = None,
     name: str | None = None,
+    *,
     frames: str | int | None = None,
 ) -> Reward:
     """Load the reward that `use` names, or raise RewardError.

@@ -33,7 +33,7 @@ def test_a_plug_in_leaves_the_process_as_it_was():
 
 
 def test_every_config_and_every_kind_of_file_is_a_case():
-    assert len(configs.bases()) == 2 * (3 + 23)  # demos and built-in ones
+    assert len(configs.bases()) == 2 * (4 + 24)  # demos and built-in ones
     kinds = {name.split()[0] for name in media.seeds()}
     assert kinds > {"PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "WAV", "NPY", "MP4", "WEBM", "MOV"}
     assert ("AVIF" in kinds) == (".avif" in suffixes.PICTURES)

@@ -61,7 +61,9 @@ def evaluate(plan: Plan) -> Results:
 def _load_rewards(request: Request, *, last: bool = False) -> list[Reward]:
     """Return the rewards, not yet on a device; none if a server does not answer, unless this is the `last` time."""
     try:
-        return [load(use.use, options=use.options, name=name) for name, use in request.rewards.items()]
+        return [
+            load(use.use, options=use.options, name=name, frames=use.frames) for name, use in request.rewards.items()
+        ]
     except NoAnswer as error:
         if last:
             raise
@@ -93,8 +95,10 @@ def _sample(plan: Plan, rewards: Sequence[Reward], *, begun: bool) -> list[str]:
         files.extend(line["file"] for line in new)
 
     if rewards and not begun:
-        sample(len(files) + size)
-        _score(plan, rewards, [replace(one, file=file) for one, file in zip(plan.samples[:size], files, strict=False)])
+        each = plan.request.samples
+        first = -(-size // each) * each  # whole groups, for rewards that compare them
+        sample(max(len(files), first))
+        _score(plan, rewards, [replace(one, file=file) for one, file in zip(plan.samples[:first], files, strict=False)])
         for reward in rewards:
             reward.to("cpu")
     sample(None)
@@ -133,7 +137,8 @@ def _read_scores(plan: Plan) -> dict[str, Scored]:
                     if name in kept
                 },
             )
-    others = [name for name in kept if name not in now and all(name in one.rewards for one in found.values())]
+    whole = len(found) == len(plan.samples)
+    others = [name for name in kept if name not in now and whole and all(name in one.rewards for one in found.values())]
     plan.asked["rewards"] |= {name: before[name] for name in before if name in others}
     return found
 

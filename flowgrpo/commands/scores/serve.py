@@ -55,7 +55,7 @@ def serve(
     token = None if token_env is None else server.read_token(token_env)
     listening = guard.listen(host, port, token)
     device = device or default_device()
-    served = [load(use.use, use.weight, use.options, use.name) for use in settings.rewards]
+    served = [load(use.use, use.weight, use.options, use.name, frames=use.frames) for use in settings.rewards]
     for reward in served:
         reward.to(device)
     application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)

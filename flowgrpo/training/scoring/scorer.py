@@ -222,7 +222,9 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     loaded = [
         [
             replace(
-                load_reward(use.use, use.weight, use.options, use.name, use.frames), only=use.only, offset=use.offset
+                load_reward(use.use, use.weight, use.options, use.name, frames=use.frames),
+                only=use.only,
+                offset=use.offset,
             )
             for use in part
         ]
