@@ -11,11 +11,12 @@ Kind = Literal["flow", "mdlm"]
 
 @dataclass(frozen=True)
 class Embedded:
-    """An embedded model: its kind, its files, and default arguments of the pipeline's call."""
+    """An embedded model: its kind, its files, default arguments of the pipeline's call, and the reward of its captions."""
 
     kind: Kind
     folder: Path
     call: dict[str, Any] = field(default_factory=dict)
+    reward: str = ""
 
 
 FOLDER = Path(__file__).parents[1] / "models"
@@ -29,10 +30,10 @@ CLIPS_CALL = {
     "max_sequence_length": 12,
 }
 EMBEDDED = {
-    "shapes": Embedded("flow", FOLDER / "shapes", CALL),
-    "shapes4": Embedded("flow", FOLDER / "shapes4", {**CALL, "num_inference_steps": 4}),
-    "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}),
-    "clips": Embedded("flow", FOLDER / "clips", CLIPS_CALL),
+    "shapes": Embedded("flow", FOLDER / "shapes", CALL, "shapes"),
+    "shapes4": Embedded("flow", FOLDER / "shapes4", {**CALL, "num_inference_steps": 4}, "shapes"),
+    "patterns": Embedded("flow", FOLDER / "patterns", {**CALL, "num_inference_steps": 24}, "patterns"),
+    "clips": Embedded("flow", FOLDER / "clips", CLIPS_CALL, "moves"),
     "digits": Embedded("mdlm", FOLDER / "digits"),
 }
 

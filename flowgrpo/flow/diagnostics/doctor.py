@@ -59,7 +59,7 @@ DEFAULT_PROMPTS = ("a photograph of a red fox in the snow", "a cat")
 def defaults(model: str) -> dict[str, Any]:
     """Return a default config for a model (built-in name, folder or hub id); raise InputError if there is no such model."""
     if model in EMBEDDED:
-        return {"model": {"path": model}, "rewards": [{"use": model}]}
+        return {"model": {"path": model}, "rewards": [{"use": EMBEDDED[model].reward}]}
     reward = DEFAULT_REWARDS[modality.modality_of(pipeline_class(model))]
     return {"model": {"path": model}, "rewards": [{"use": reward}]}
 

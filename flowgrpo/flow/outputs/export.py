@@ -271,8 +271,8 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
     lines += ["from flowgrpo.flow.pipeline.adapter_steps import limit_adapters"] * (limits is not None)
     place = repr("." if model.lora is None else source)
     if model.lora is not None and source in EMBEDDED:
-        lines.append(f"from flowgrpo.{source} import PATH")
-        place = "PATH"
+        lines.append("from flowgrpo.data.embedded import EMBEDDED")
+        place = f"EMBEDDED[{source!r}].folder"
     lines.append("")
     variant = f", variant={model.variant!r}" if model.variant else ""
     lines.append(f"pipe = {name}.from_pretrained({place}, dtype=torch.{model.dtype}{variant}{absent})")
