@@ -84,13 +84,32 @@ class Reward:
         """
         import torch  # imported here so that rewards can be found and described without it
 
+        return torch.stack([self._score(seen, prompts, columns) for seen in self._seen(samples)]).mean(0)
+
+    def features(self, samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        """Return features (B, D) or scores (B,) float64, by the function's method `features` if it has one.
+
+        With `frames` they are means over the chosen frames of videos.
+        """
+        import torch
+
+        of = getattr(self.function, "features", self.function)
+        with torch.no_grad():
+            parts = [torch.as_tensor(of(seen, prompts), dtype=torch.float64).cpu() for seen in self._seen(samples)]
+        return torch.stack(parts).mean(0)
+
+    def _seen(self, samples: torch.Tensor | Sequence[str]) -> Iterator[torch.Tensor | Sequence[str]]:
+        """Yield what the function is called with: the samples, or each chosen frame of them as pictures."""
+        import torch
+
         if self.frames is None:
-            return self._score(samples, prompts, columns)
+            yield samples
+            return
         if not isinstance(samples, torch.Tensor) or samples.ndim != 5:
             kind = tuple(samples.shape) if isinstance(samples, torch.Tensor) else "texts"
             raise RewardError(f"{self} has frames={self.frames}, which chooses from videos (B, F, 3, H, W), not {kind}")
-        chosen = frame_rules.choose(self.frames, samples.shape[1])
-        return torch.stack([self._score(samples[:, i], prompts, columns) for i in chosen]).mean(0)
+        for place in frame_rules.choose(self.frames, samples.shape[1]):
+            yield samples[:, place]
 
     def _score(
         self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -209,19 +228,23 @@ def load(
             frame_rules.choose(frames, 1)
         except ValueError as error:
             raise RewardError(f"the reward {use!r}: {error}") from None
+        if use in BUILT_IN and "video" in BUILT_IN[use].inputs:
+            raise RewardError(
+                f"the reward {use!r} sees videos itself, frames are for rewards of pictures; leave it out"
+            )
     group_wise = bool(getattr(reward, "group_wise", False))
     return Reward(name or default_name(use), reward, weight, group_wise=group_wise, frames=frames)
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use` and `options`; or raise RewardError.
+    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`; or raise RewardError.
 
     `complaint` is the message if `use` is neither.
     """
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
-    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options"}:
+    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames"}:
         raise RewardError(complaint)
-    return load(fields["use"], options=fields.get("options"))
+    return load(fields["use"], options=fields.get("options"), frames=fields.get("frames"))
 
 
 def find(use: str) -> Any:

@@ -89,7 +89,7 @@ _UNIFIED_REWARD = (
     "MIT (that model)",
     {"style": "unified_reward"},
 )
-_UNIFIED_REWARD_LOCAL = "CodeGoat24/UnifiedReward-2.0-qwen-7b (16.6 GB)", *_UNIFIED_REWARD[1:]
+_UNIFIED_REWARD_LOCAL = "CodeGoat24/UnifiedReward-2.0-qwen-7b (16.6 GB)", _UNIFIED_REWARD[1]
 _VQA_SCORE = "Qwen/Qwen2.5-VL-7B-Instruct (16.6 GB)", "Apache-2.0 (that model)"
 
 _JUDGE = "rewards.served.judge:Judge"

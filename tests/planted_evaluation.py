@@ -27,7 +27,7 @@ def planted(folder, values, name="shapes", rewards=("questions",)):
         )  # fmt: skip
     asked = {
         "set": "mine.jsonl", "prompts": len(values), "listed": 9, "samples": 1, "name": name, "total": "prompts",
-        "rewards": {reward: {"use": reward} for reward in rewards}, "paper": "", "note": "Not as published.",
+        "rewards": {reward: {"use": reward} for reward in rewards}, "paper": "", "licence": "", "note": "Not as published.",
         "model": {"call": {"num_inference_steps": 4, "guidance_scale": None}},
     }  # fmt: skip
     (folder / "manifest.jsonl").write_text(written(manifest))

@@ -184,9 +184,7 @@ class Votes:
         """Return the features (B, D) of all rewards in float64; a reward without features gives its score."""
         parts = []
         for reward in self._rewards:
-            with torch.no_grad():
-                features = getattr(reward.function, "features", reward.function)(images, prompts)
-            part = torch.as_tensor(features, dtype=torch.float64).cpu().numpy()
+            part = reward.features(images, prompts).numpy()
             part = part[:, None] if part.ndim == 1 else part
             if part.shape[0] != len(prompts) or not np.isfinite(part).all():
                 shape = f"{part.shape}, or not all of them finite"

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rewards.base import RewardError
+from rewards.files.frames import choose
 from rewards.image import check_images
 from rewards.video import check_videos
 
@@ -187,7 +188,7 @@ class VideoOcr(Ocr):
         """Return one value per video, float (B, F, 3, H, W) in [0, 1]."""
         check_videos("video_ocr", videos)
         asked = _asked_texts(prompts, text)
-        chosen = np.unique(np.linspace(0, videos.shape[1] - 1, self.frames).round().astype(int))
+        chosen = choose(self.frames, videos.shape[1])
         read = self.read(videos[[i for i, words in enumerate(asked) if words]][:, chosen].flatten(0, 1))
 
         def score(words: str) -> float:

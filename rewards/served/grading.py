@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from rewards.base import RewardError, batched, nearest
+from rewards.files.frames import choose
 from rewards.texts.text import last_tagged
 
 Part = dict[str, Any]
@@ -164,8 +165,7 @@ def pictures(sample: torch.Tensor, frames: int) -> list[Part]:
             f"a judge looks at images (3, H, W) and videos (F, 3, H, W), not at shape {tuple(sample.shape)}"
         )
     if sample.ndim == 4:
-        places = torch.linspace(0, len(sample) - 1, min(frames, len(sample))).round().long()
-        return [part for frame in sample[places] for part in pictures(frame, frames)]
+        return [part for place in choose(frames, len(sample)) for part in pictures(sample[place], frames)]
     pixels = sample.detach().float().cpu().mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
     return [{"type": "image", "image": Image.fromarray(pixels)}]
 

@@ -21,7 +21,7 @@ from rewards.served.grading import fill_in, pictures, text
 YES = {"yes": 1.0, "no": 0.0}
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 MEANS = ("arithmetic", "geometric")
-Question = Mapping[str, Any]
+Asked = Mapping[str, Any]  # an entry of the column `questions`
 
 
 class Questions:
@@ -68,16 +68,18 @@ class Questions:
         self,
         samples: torch.Tensor,
         prompts: Sequence[str],
-        questions: Sequence[Sequence[Question] | None] | None = None,
+        questions: Sequence[Sequence[Asked] | None] | None = None,
     ) -> list[float | None]:
         """Return scores of B samples, images (B, 3, H, W) or videos (B, F, 3, H, W) in [0, 1]."""
         if questions is None:
             raise RewardError("the questions reward needs prompts with the column questions, a list of maps for each")
         asked, answers = [], []
         for sample, prompt, own in zip(samples, prompts, questions, strict=True):
-            shown = pictures(sample, self.frames) if own else []
-            for question in own or ():
-                asked.append([*shown, text(fill_in(self.template, {**_checked(question, prompt), "prompt": prompt}))])
+            entries = own or ()
+            shown = pictures(sample, self.frames) if entries else []
+            for question in entries:
+                _check(question, len(entries), prompt)
+                asked.append([*shown, text(fill_in(self.template, {**question, "prompt": prompt}))])
                 answers.append(possible_answers(str(question.get("answer", "yes"))))
         values = iter(self.chat.ask(asked, answers))
         self.graded = [self._grade(list(islice(values, len(own or ())))) for own in questions]
@@ -105,7 +107,7 @@ def possible_answers(right: str) -> dict[str, float]:
     return {word: float(word == right) for word in NUMBERS} | {d: float(word == right) for d, word in digits.items()}
 
 
-def combine(questions: Sequence[Question] | None, graded: Sequence[float] | None, how: str) -> float | None:
+def combine(questions: Sequence[Asked] | None, graded: Sequence[float] | None, how: str) -> float | None:
     """Return the mean of the grades after those are 0 whose `needs` were answered wrongly; None without grades."""
     if questions is None or graded is None:
         return None
@@ -118,7 +120,14 @@ def combine(questions: Sequence[Question] | None, graded: Sequence[float] | None
     return geometric_mean(grades) if min(grades) > 0 else 0.0
 
 
-def _checked(question: Any, prompt: str) -> Question:
+def _check(question: Any, count: int, prompt: str) -> None:
+    """Raise RewardError if one of the `count` entries of a prompt is no question, or needs a place that is not there."""
     if not isinstance(question, Mapping) or not isinstance(question.get("question"), str):
         raise RewardError(f"questions of the prompt {prompt!r}: {question!r} is no map with the key question")
-    return question
+    needs = question.get("needs")
+    if needs is None:
+        return
+    if not isinstance(needs, list) or not all(type(place) is int and 0 <= place < count for place in needs):
+        raise RewardError(
+            f"questions of the prompt {prompt!r}: needs is {needs!r}, not a list of places, 0 to {count - 1}"
+        )

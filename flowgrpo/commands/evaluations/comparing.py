@@ -57,6 +57,11 @@ class Compared:
         return Row(name, statistics, [difference(first, each) if first and each else None for each in others])
 
 
+def letter(place: int) -> str:
+    """Return the name of an evaluation in tables and pages: A to Z, then A1, B1, ..."""
+    return chr(ord("A") + place % 26) + (str(place // 26) if place > 25 else "")
+
+
 def restrict(results: Sequence[Results]) -> list[Results]:
     """Return evaluations with the samples of prompts that all have; raise InputError if there are none."""
     first = results[0]

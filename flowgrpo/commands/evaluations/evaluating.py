@@ -68,9 +68,11 @@ def evaluate(
         raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
     if name is not None and sets.find_set(name) is None and not reward:
         sets.own_set(name, by, [])  # raises
-    if not models and (name is not None or overrides):
+    given = {"--set": name, "--by": by, "--reward": reward, "--samples": samples, "--limit": limit, "--step": step}
+    idle = [key for key, value in {**given, "KEY=VALUE": overrides or None}.items() if value is not None]
+    if not models and idle:
         raise InputError(
-            f"{targets[0]}: its evaluation is done, there is nothing to set; leave --set and KEY=VALUE out"
+            f"{targets[0]}: its evaluation is done, there is nothing to set; leave {' and '.join(idle)} out"
         )
     if out_folder is not None and (len(targets) > 1 or not models):
         raise InputError("--out: it is the folder of one model's evaluation, and here are several, or one that is done")
@@ -118,7 +120,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _report(results: Sequence[Results], form: str, page: Path) -> None:
-    from flowgrpo.commands.evaluations.comparing import compare, document, restrict, sentences
+    from flowgrpo.commands.evaluations.comparing import compare, document, letter, restrict, sentences
     from flowgrpo.commands.evaluations.evaluation import summary
 
     if form == "json":
@@ -132,10 +134,10 @@ def _report(results: Sequence[Results], form: str, page: Path) -> None:
         return
     common = restrict(results)
     compared = compare(common)
-    letters = [f"{chr(ord('A') + i)}" for i in range(len(results))]
+    letters = [letter(i) for i in range(len(results))]
     if len(results) > 1:
-        for letter, each in zip(letters, results, strict=True):
-            print_line(f"{letter}  {each.asked['name']}  {each.folder}")
+        for name, each in zip(letters, results, strict=True):
+            print_line(f"{name}  {each.asked['name']}  {each.folder}")
         for numbers in compared:
             print_line(f"\n{numbers.reward}")
             out.print(comparison_table(numbers, letters))

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowgrpo.commands.compare.differences import in_words
 from flowgrpo.commands.compare.runs import COLOURS
-from flowgrpo.commands.evaluations.comparing import Compared, compare, restrict, sentences
+from flowgrpo.commands.evaluations.comparing import Compared, compare, letter, restrict, sentences
 from flowgrpo.commands.evaluations.results import PAGE, Results, Scored
 from flowgrpo.commands.evaluations.statistics import TOTAL, parent
 from flowgrpo.commands.page_parts import pages
@@ -91,7 +91,7 @@ def page(results: Sequence[Results]) -> str:
     tops = [name for name in names if parent(name, names) is None]
     lines = [{line["file"]: line for line in read_manifest(each.folder)} for each in common]
     return pages.template("evaluation.html.jinja").render(
-        results=[{"letter": _letter(i), "kind": f"c{i % COLOURS}", "result": one} for i, one in enumerate(results)],
+        results=[{"letter": letter(i), "kind": f"c{i % COLOURS}", "result": one} for i, one in enumerate(results)],
         asked=results[0].asked,
         compared=compared,
         axes=[_axis(numbers, results[0]) for numbers in compared],
@@ -105,10 +105,6 @@ def page(results: Sequence[Results]) -> str:
     )
 
 
-def _letter(place: int) -> str:
-    return chr(ord("A") + place % 26)
-
-
 def _facts(results: Sequence[Results]) -> list[tuple[str, str]]:
     """Return labelled facts of what was asked."""
     asked = results[0].asked
@@ -117,6 +113,7 @@ def _facts(results: Sequence[Results]) -> list[tuple[str, str]]:
     facts = [
         ("prompts", f"{asked['prompts']}{of}" + f", {asked['samples']} samples of each" * (asked["samples"] > 1)),
         ("from", asked["paper"]),
+        ("licence of the prompts", asked["licence"]),
         ("score", results[0].rewards[0]),
         ("total", "mean of the categories" if asked["total"] == "categories" else "mean of the prompts"),
         *((f"call of {name}" if len(results) > 1 else "call", call) for name, call in calls.items()),

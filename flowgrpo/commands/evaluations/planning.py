@@ -24,7 +24,7 @@ from rewards.base import default_name
 
 STRIDE = 100_000  # between the seeds of a prompt's samples; the first sample of prompt i has seed i, as in training
 
-FREE = ("name", "total", "rewards", "paper", "note")  # what may change while the samples stay
+FREE = ("name", "total", "rewards", "paper", "licence", "note")  # what may change while the samples stay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,7 @@ def plan_evaluation(request: Request, target: Target, folder: Path) -> Plan:
         "total": chosen.total,
         "rewards": {name: use.model_dump(mode="json") for name, use in request.rewards.items()},
         "paper": chosen.paper,
+        "licence": chosen.licence,
         "note": chosen.note if _is_scored_as_published(request) else "",
     }
     asked = json.loads(json.dumps(asked, default=str))

@@ -67,9 +67,9 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def _describe_memory(memory: Mapping[str, int]) -> str:
-    """Return the memory that a reward needs on its device: weights by dtype, and a guess of the rest."""
+    """Return the memory of a reward's weights on its device, by dtype."""
     full, half = (memory[dtype] / 1e9 for dtype in ("float32", "bfloat16"))
-    return f"weights {full:.1f} GB in float32, {half:.1f} GB in bfloat16 or float16; about 1 GB more for a batch (estimate)"
+    return f"weights {full:.1f} GB in float32, {half:.1f} GB in bfloat16 or float16; a batch takes more"
 
 
 def reward_help(name: str) -> str:

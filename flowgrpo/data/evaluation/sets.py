@@ -78,6 +78,15 @@ def _of_patterns(text: str) -> list[str]:
     return [kind, "unseen kind"] if patterned.names_unseen(caption) else [kind]
 
 
+def _of_clips(text: str) -> list[str]:
+    from flowgrpo.data.generators import clips
+    from rewards.moves import parse
+
+    caption = parse(text)
+    kind = "two objects" if len(caption.kinds) > 1 else "one object"
+    return [kind, "unseen kind"] if clips.names_unseen(caption) else [kind]
+
+
 _POINT = (
     "This picture was generated for the prompt between the lines.\n---\n{prompt}\n---\n"
     "Look at one point of it alone, {category}: {question}\nDoes the picture show this point, whole and without mistakes?"
@@ -102,6 +111,13 @@ SETS = {
             prompts="patterns:eval",
             rewards=[{"use": "patterns"}],
             by=_of_patterns,
+            paper="held-out captions of the embedded model",
+        ),
+        EvaluationSet(
+            name="clips:eval",
+            prompts="clips:eval",
+            rewards=[{"use": "moves"}],
+            by=_of_clips,
             paper="held-out captions of the embedded model",
         ),
         EvaluationSet(

@@ -6,13 +6,12 @@ meets the other. `rewards/moves.py` defines the captions.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
-from itertools import islice, product
+from itertools import product
 
 import numpy as np
 
-from flowgrpo.data.generators import scenes
+from flowgrpo.data.generators import held_out, scenes
 from rewards.moves import COLOURS, MOTIONS, SHAPES, Caption, Kind
 
 SIZE, FRAMES = 48, 9
@@ -40,23 +39,14 @@ def names_unseen(caption: Caption) -> bool:
 
 
 def is_held_out(caption: Caption) -> bool:
-    """Return whether training excludes a caption: it names an unseen kind, or its hash falls into 40 of 256 parts."""
-    return names_unseen(caption) or hashlib.blake2b(str(caption).encode(), digest_size=1).digest()[0] < 40
+    """Return whether training excludes a caption."""
+    return held_out.is_held_out(caption, names_unseen)
 
 
 @cache
 def captions(split: str) -> tuple[str, ...]:
-    """Return the captions of `train` (1,024) or `eval` (256), always in the same order.
-
-    A quarter of the `eval` captions name an unseen kind; the others combine known kinds in an unseen caption.
-    """
-    every = every_caption()
-    shuffled = [every[i] for i in np.random.default_rng(0).permutation(len(every))]
-    if split == "train":
-        return tuple(map(str, islice((c for c in shuffled if not is_held_out(c)), 1024)))
-    unseen = list(islice(filter(names_unseen, shuffled), 64))
-    known = list(islice((c for c in shuffled if is_held_out(c) and not names_unseen(c)), 192))
-    return tuple(str(c) for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i]))
+    """Return the captions of `train` (1,024) or `eval` (256); see `held_out.split_captions`."""
+    return held_out.split_captions(every_caption(), names_unseen, split)
 
 
 def arrange(caption: Caption, rng: np.random.Generator) -> list[list[scenes.Drawn]]:

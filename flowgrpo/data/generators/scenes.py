@@ -6,13 +6,13 @@ vocabulary and the grammar of captions, and parses them.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, permutations
+from itertools import permutations
 
 import numpy as np
 
+from flowgrpo.data.generators import held_out
 from rewards.shapes import BACKGROUND, COLOURS, COUNTS, RELATIONS, SHAPES, parse
 
 SIZE = 64  # pixels
@@ -55,26 +55,14 @@ def names_unseen(caption: str) -> bool:
 
 
 def is_held_out(caption: str) -> bool:
-    """Return whether training excludes a caption: it names an unseen kind, or its hash falls into 40 of 256 buckets."""
-    return names_unseen(caption) or hashlib.blake2b(caption.encode(), digest_size=1).digest()[0] < 40
-
-
-def captions(split: str) -> list[str]:
-    """Return the captions of `train` (1,024) or `eval` (256), always in the same order.
-
-    A quarter of the `eval` captions name an unseen kind; the others combine known kinds in an unseen caption.
-    """
-    return list(_cached_captions(split))
+    """Return whether training excludes a caption."""
+    return held_out.is_held_out(caption, names_unseen)
 
 
 @cache
-def _cached_captions(split: str) -> tuple[str, ...]:
-    shuffled = np.random.default_rng(0).permutation(every_caption()).tolist()
-    if split == "train":
-        return tuple(islice((c for c in shuffled if not is_held_out(c)), 1024))
-    unseen = list(islice(filter(names_unseen, shuffled), 64))
-    known = list(islice((c for c in shuffled if is_held_out(c) and not names_unseen(c)), 192))
-    return tuple(c for i in range(64) for c in (*known[3 * i : 3 * i + 3], unseen[i]))
+def captions(split: str) -> tuple[str, ...]:
+    """Return the captions of `train` (1,024) or `eval` (256); see `held_out.split_captions`."""
+    return held_out.split_captions(every_caption(), names_unseen, split)
 
 
 def arrange(caption: str, rng: np.random.Generator) -> list[Drawn]:

@@ -16,7 +16,7 @@ from rewards.base import RewardError
 from rewards.image import check_images
 from rewards.models.model import load_weights
 from rewards.models.preprocessing import to_bytes
-from rewards.models.vision_language import questions
+from rewards.models.vision_language import wordings
 from rewards.models.vision_language.heads import HeadReward, layers, linear, rename
 
 PIXELS = 256 * 28 * 28  # of a resized picture, about; its sides are multiples of 28
@@ -42,7 +42,7 @@ class HPSv3(HeadReward):
     filename = "HPSv3.safetensors"
     base = "Qwen/Qwen2-VL-7B-Instruct"
     backbone = Qwen2VLModel
-    question = questions.HPSV3
+    question = wordings.HPSV3
     tokens = ("<|Reward|>",)
     sequential = True
 
@@ -94,7 +94,7 @@ class HPSv3Plus(HPSv3):
     filename = "hpsv3++.pth"
     base = "Qwen/Qwen3-VL-8B-Instruct"
     backbone = Qwen3VLModel
-    question = questions.HPSV3_PLUS
+    question = wordings.HPSV3_PLUS
     sequential = False
 
     def __init__(self, path: str | None = None, *, iteration: float = 0.0, **options: Any) -> None:

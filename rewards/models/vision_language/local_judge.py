@@ -34,7 +34,7 @@ class LocalJudge(AskedReward):
 
     Args:
         path: a folder or a hub id of an instructed vision-language model with its processor.
-        style: a built-in question: qwen_vl, unified_reward, hpsv3_style, deqa_style or video_align_style.
+        style: a built-in question: qwen_vl (the default), unified_reward, hpsv3_style, deqa_style or video_align_style.
         template: your own question, or several, whose grades are averaged; {prompt}, {low}, {high} and column names in
             braces are replaced.
         scale: lowest and highest grade, whole numbers; or a map of words and their values.
@@ -47,12 +47,13 @@ class LocalJudge(AskedReward):
 
     called = "judge_local"
     weights = "Qwen/Qwen3-VL-8B-Instruct"
+    default_style = "qwen_vl"
 
     def __init__(
         self,
         path: str | None = None,
         *,
-        style: str = "qwen_vl",
+        style: str | None = None,
         template: str | Sequence[str] | None = None,
         scale: Sequence[int] | Mapping[str, float] | None = None,
         method: str | None = None,
@@ -61,7 +62,7 @@ class LocalJudge(AskedReward):
         **options: Any,
     ) -> None:
         super().__init__(path, **options)
-        self.style = choose_style(style, template, scale, method)
+        self.style = choose_style(style or self.default_style, template, scale, method)
         if self.style.method not in METHODS:
             raise RewardError(f"method: there is no {self.style.method!r}, {nearest(self.style.method, METHODS)}")
         if self.style.method == "logprobs":
@@ -105,3 +106,4 @@ class UnifiedRewardLocal(LocalJudge):
 
     called = "unified_reward_local"
     weights = "CodeGoat24/UnifiedReward-2.0-qwen-7b"
+    default_style = "unified_reward"

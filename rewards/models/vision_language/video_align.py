@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from rewards.base import RewardError, nearest
 from rewards.models.model import load_weights
 from rewards.models.preprocessing import to_bytes
-from rewards.models.vision_language import questions
+from rewards.models.vision_language import wordings
 from rewards.models.vision_language.heads import HeadReward, linear, merge_lora, rename
 from rewards.video import check_videos
 
@@ -55,7 +55,7 @@ class VideoAlign(HeadReward):
     filename = "checkpoint-11352/model.pth"
     base = "Qwen/Qwen2-VL-2B-Instruct"
     backbone = Qwen2VLModel
-    question = questions.VIDEO_ALIGN
+    question = wordings.VIDEO_ALIGN
     tokens = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
     sequential = True
 

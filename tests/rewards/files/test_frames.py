@@ -44,6 +44,26 @@ def test_a_group_is_compared_frame_by_frame():
     )
 
 
+def test_features_are_means_over_the_chosen_frames():
+    class Corner:
+        def __call__(self, images, prompts):
+            raise AssertionError
+
+        def features(self, images, prompts):
+            return images[:, :2, 0, 0]
+
+    videos = torch.arange(20.0).view(2, 5, 2, 1, 1).expand(2, 5, 2, 4, 4)
+    assert Reward("corner", Corner(), frames=2).features(videos, ["", ""]).tolist() == [[4, 5], [14, 15]]
+    assert Reward("level", lambda images, prompts: images[:, 0, 0, 0], frames="first").features(
+        videos, []
+    ).tolist() == [0, 10]
+
+
+def test_a_reward_of_videos_takes_no_frames():
+    with pytest.raises(RewardError, match="the reward 'motion' sees videos itself, frames are for rewards of pictures"):
+        load("motion", frames="first")
+
+
 @pytest.mark.parametrize("samples", [torch.zeros(1, 3, 8, 8), ["a text"]])
 def test_what_is_no_video_has_no_frames(samples):
     with pytest.raises(RewardError, match="the reward 'jpeg_size' has frames=first, which chooses from videos"):

@@ -104,6 +104,9 @@ def test_films_are_voted_on_by_a_reward_of_videos(tmp_path):
         frames[0].save(tmp_path / f"{name}.gif", save_all=True, append_images=frames[1:])
     file.write_text(file.read_text().replace(".png", ".gif"))
     reward = load("votes", options={"file": str(file), "of": "motion"})
+    lightness = {"use": f"{tmp_path}/mine.py:lightness", "frames": 1}
+    by_frame = load("votes", options={"file": str(file), "of": lightness})
+    assert by_frame.function._rewards[0].frames == 1
     still, moving = reward(
         torch.tensor([[0.0, 0.1], [0.0, 0.9]])[..., None, None, None].expand(2, 2, 3, 8, 8), ["x"] * 2, {}
     )

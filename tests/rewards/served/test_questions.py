@@ -86,6 +86,8 @@ def test_a_template_has_the_keys_of_a_question_and_the_prompt():
             {"questions": [["Is it red?"]]},
             "questions of the prompt 'a car': 'Is it red.' is no map with the key question",
         ),
+        ({"questions": [[{"question": "Is it red?", "needs": [1]}]]}, r"needs is \[1\], not a list of places, 0 to 0"),
+        ({"questions": [[{"question": "Is it red?", "needs": 0}, *CAR]]}, "needs is 0, not a list"),
         ({"questions": [[{"question": "Is it red?", "answer": "maybe"}]]}, "answer: 'maybe' is neither yes nor no"),
     ],
 )

@@ -80,6 +80,25 @@ def test_a_run_and_its_model_are_compared_in_pairs(own, tiny_model, printed):
     printed("gallery", before["folder"], after["folder"], "--out", "g.html")  # a folder of samples with rewards
 
 
+def test_a_group_is_tried_whole_and_compared_whole(own, printed):
+    """Three samples of a prompt in batches of two: a rank that saw parts of a group would repeat."""
+    Path("rank.py").write_text(
+        "def rank(images, prompts):\n    return images.mean((1, 2, 3)).argsort().argsort()\n\n\nrank.group_wise = True\n"
+    )
+    words = ["--set", "set.jsonl", "--reward", "./rank.py:rank", "--samples", "3", "--batch-size", "2"]
+    printed("evaluate", "runs/t", *words, "--out", "e")
+    ranks = defaultdict(list)
+    for line in lines("e/scores.jsonl"):
+        ranks[line["prompt"]].append(line["rewards"]["rank"])
+    assert [sorted(ranks[text]) for text in TEXTS] == [[0, 1, 2]] * 4
+
+
+def test_an_option_is_refused_where_all_is_done(own, printed, refused):
+    printed("evaluate", "runs/t", "--set", "set.jsonl", "--reward", REDNESS, "--limit", "1", "--out", "e")
+    said = refused("evaluate", "e", "--reward", "jpeg_size", "--limit", "2")
+    assert said == "e: its evaluation is done, there is nothing to set; leave --reward and --limit out"
+
+
 FAILING = """
 from pathlib import Path
 
@@ -186,7 +205,7 @@ def test_a_set_that_comes_with_the_package_and_an_embedded_model_print_tables(wo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shapes"], "--set: name an evaluation set, choose one of shapes:eval, patterns:eval, geneval"),
+        (["shapes"], "--set: name an evaluation set, choose one of shapes:eval, patterns:eval, clips:eval, geneval"),
         (["shapes", "--set", "genevl"], "--set: genevl is no evaluation set, did you mean 'geneval'?"),
         (["shapes", "--set", "mine.txt", "--reward", "jpeg_size"], "--set: there is no file mine.txt"),
         (

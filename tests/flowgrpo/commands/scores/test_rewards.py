@@ -13,6 +13,6 @@ def test_rewards_are_listed_and_described(printed):
     assert set(rows["jpeg_size"]["memory"].values()) == {0}
     assert "Share of each caption" in printed("rewards", "shapes")
     assert "memory" not in printed("rewards", "shapes")
-    assert "memory   weights 32.8 GB in float32, 16.4 GB in bfloat16 or float16; about 1 GB" in printed(
+    assert "memory   weights 32.8 GB in float32, 16.4 GB in bfloat16 or float16; a batch takes more" in printed(
         "rewards", "deqa"
     )

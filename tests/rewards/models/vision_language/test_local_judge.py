@@ -62,8 +62,20 @@ def test_unified_reward_reads_what_the_model_writes(folder, images):
         assert grade == logits_of(folder, image, question).argmax().item() / 4
 
 
-def test_served_and_local_judges_ask_the_same_questions():
-    assert BUILT_IN["unified_reward_local"].options == BUILT_IN["unified_reward"].options == {"style": "unified_reward"}
+def test_unified_reward_asks_its_own_question(folder, images, monkeypatch):
+    """By its dotted path, too; a served `unified_reward` takes the style of the same name."""
+    reward = rewards.load(
+        "rewards.models.vision_language.local_judge:UnifiedRewardLocal", options={"path": str(folder)}
+    )
+    asked = []
+    monkeypatch.setattr(reward.function, "score_batches", lambda questions: asked.extend(questions) or torch.ones(2))
+    reward(images, PROMPTS, {})
+    words = ["".join(part.get("text", "") for part in question) for question in asked]
+    assert [word.startswith(f"Text Caption: [{prompt}]") for word, prompt in zip(words, PROMPTS, strict=True)] == [
+        True,
+        True,
+    ]
+    assert BUILT_IN["unified_reward"].options["style"] == reward.function.default_style
 
 
 def test_words_that_are_no_answer_do_not_apply(folder, images):
