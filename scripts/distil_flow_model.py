@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
-from make_flow_model import TASKS, Task, adamw, held_out_reward, optimise
+from make_flow_model import TASKS, Task, held_out_reward, muon, optimise
 
 from flowgrpo.data.embedded import EMBEDDED
 
@@ -85,11 +85,6 @@ def trajectories(task: Task, pipe: StableDiffusion3Pipeline, sigmas: list[float]
 
 def fit(student: SD3Transformer2DModel, states: torch.Tensor, texts: Texts, sigmas: list[float], rng) -> None:
     """Fit the student's velocity at a random step of random trajectories to the straight line to the step's end."""
-    matrices = {id(p): p for p in student.transformer_blocks.parameters() if p.ndim == 2}
-    others = [p for p in student.parameters() if id(p) not in matrices]
-    muon = torch.optim.Muon(
-        list(matrices.values()), lr=RATE, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-    )
     levels = torch.tensor(sigmas)
 
     def loss() -> torch.Tensor:
@@ -99,7 +94,7 @@ def fit(student: SD3Transformer2DModel, states: torch.Tensor, texts: Texts, sigm
         found = velocity(student, begin, levels[step], tuple(each[rows] for each in texts))
         return (found - line).square().mean()
 
-    optimise([muon, adamw(others, RATE / 3)], UPDATES, loss, "student")
+    optimise(muon(student.transformer_blocks, list(student.parameters()), RATE), UPDATES, loss, "student")
 
 
 def save(pipe: StableDiffusion3Pipeline, teacher: Path, out: Path) -> None:

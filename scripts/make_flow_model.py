@@ -223,18 +223,20 @@ def adamw(parameters: list[torch.nn.Parameter], rate: float) -> torch.optim.Opti
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
 
 
-def muon(blocks: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> list[torch.optim.Optimizer]:
+def muon(
+    blocks: torch.nn.Module, parameters: list[torch.nn.Parameter], rate: float = 3e-3
+) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a transformer with such blocks, and of what is trained with it.
 
     Muon orthogonalises the updates of the blocks' matrices, which learn the scenes in far fewer steps than with AdamW.
-    AdamW trains all other parameters.
+    AdamW trains all other parameters at a third of the rate.
     """
     matrices = {id(p): p for p in blocks.parameters() if p.ndim == 2}
     return [
         torch.optim.Muon(
-            list(matrices.values()), lr=3e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+            list(matrices.values()), lr=rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
         ),
-        adamw([p for p in parameters if id(p) not in matrices], 1e-3),
+        adamw([p for p in parameters if id(p) not in matrices], rate / 3),
     ]
 
 
