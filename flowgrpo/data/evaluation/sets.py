@@ -224,7 +224,7 @@ def find_set(name: str) -> EvaluationSet | None:
 def own_set(source: str, by: str | None, rewards: Sequence[Mapping[str, Any]]) -> EvaluationSet:
     """Return a set of the user's own; raise InputError if no reward is named."""
     if not rewards:
-        raise InputError(
-            f"--set: {source} is no evaluation set, {nearest(source, SETS)}; to score prompts of your own, name --reward"
-        )
+        hint = nearest(source, SETS)
+        hint += "" if hint.endswith("?") else "; to score prompts of your own, name --reward"
+        raise InputError(f"--set: {source} is no evaluation set, {hint}")
     return EvaluationSet(name=source, prompts=source, rewards=rewards, by=by)

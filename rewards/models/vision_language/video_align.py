@@ -43,7 +43,7 @@ class VideoAlign(HeadReward):
         rewards: [{use: video_align, options: {fps: 16, score: overall, batch_size: 4, dtype: bfloat16}}]
 
     Args:
-        fps: frames per second of the videos that are scored, 16 for Wan 2.1, 24 for most others.
+        fps: frames per second of the videos that are scored, 16 for Wan 2.1, 24 for most others. It must be given.
         score: overall, VQ, MQ or TA.
         path: a folder with model_config.json and checkpoint-*/model.pth, of which the last step is read; or a hub id.
         base: a folder or hub id of the Qwen2-VL for its config, tokenizer and processors; its weights are not read.
@@ -60,10 +60,18 @@ class VideoAlign(HeadReward):
     sequential = True
 
     def __init__(
-        self, path: str | None = None, *, fps: float, score: str = "overall", batch_size: int = 4, **options: Any
+        self,
+        path: str | None = None,
+        *,
+        fps: float | None = None,
+        score: str = "overall",
+        batch_size: int = 4,
+        **options: Any,
     ) -> None:
         if not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
-            raise RewardError(f"{self.called}: fps is {fps!r}, but must be above 0, frames a second of your videos")
+            raise RewardError(
+                f"{self.called}: fps is {fps!r}, but must be above 0: name the frames a second of your videos"
+            )
         if score not in ("overall", *DIMENSIONS):
             raise RewardError(f"{self.called}: there is no score {score!r}, {nearest(score, ('overall', *DIMENSIONS))}")
         super().__init__(path, batch_size=batch_size, **options)

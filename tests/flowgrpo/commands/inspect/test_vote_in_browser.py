@@ -66,7 +66,9 @@ def test_a_film_plays_beside_a_picture(browser, tmp_path):
     (tmp_path / "manifest.jsonl").write_text(written(lines))
     with serving(tmp_path) as (address, ballot), asked(browser, address) as page:
         side = "ab"[ballot.pairs[0].a.name == "still.png"]
-        page.wait_for_function(f"document.querySelector('[data-vote={side}] video').currentTime > 0")
+        film = page.locator(f"[data-vote={side}] video")
+        sync_api.expect(film).to_be_visible()
+        sync_api.expect(film).not_to_have_js_property("currentTime", 0)
         assert page.locator(".choice img").count() == 1
 
 
