@@ -32,6 +32,10 @@ from rewards.process_state import module_of, preserve
 if TYPE_CHECKING:
     import torch
 
+    from rewards.audio import Films
+
+    Samples = torch.Tensor | Films | Sequence[str]
+
 ENTRY_POINTS = "flowgrpo.rewards"
 LONGEST = 500  # characters of an error message of a plug-in or a server
 
@@ -56,6 +60,7 @@ class Reward:
     offset: float = 0.0  # the value that counts as 0 among several rewards
     only: Mapping[str, Any] = field(default_factory=dict)  # column values of the rows to which it applies
     frames: str | int | None = None  # a rule of `rewards.files.frames`: chosen frames of a video are scored as pictures
+    of: str | None = None  # `soundtrack`: the sound of a video is scored
 
     def __str__(self) -> str:
         return f"the reward {self.name!r}"
@@ -71,12 +76,11 @@ class Reward:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         return None if takes_all else [p.name for p in parameters[2:]]
 
-    def __call__(
-        self, samples: torch.Tensor | Sequence[str], prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> torch.Tensor:
+    def __call__(self, samples: Samples, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
         """Return rewards (B,) float64: NaN where the reward does not apply, infinity for numbers that are not finite.
 
-        With `frames` they are means over the chosen frames of videos.
+        With `frames` they are means over the chosen frames of videos. A function with an argument `soundtrack` gets the
+        sounds (C, N) of `rewards.audio.Films` there.
 
         Raises:
             RewardError: the reward did not return a number or None for each sample, or a column has the name of one of
@@ -84,9 +88,13 @@ class Reward:
         """
         import torch  # imported here so that rewards can be found and described without it
 
+        from rewards.audio import Films
+
+        if isinstance(samples, Films) and "soundtrack" in (self.takes or ()):
+            columns = {**columns, "soundtrack": list(samples.soundtrack)}
         return torch.stack([self._score(seen, prompts, columns) for seen in self._seen(samples)]).mean(0)
 
-    def features(self, samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    def features(self, samples: Samples, prompts: Sequence[str]) -> torch.Tensor:
         """Return features (B, D) or scores (B,) float64, by the function's method `features` if it has one.
 
         With `frames` they are means over the chosen frames of videos.
@@ -98,10 +106,19 @@ class Reward:
             parts = [torch.as_tensor(of(seen, prompts), dtype=torch.float64).cpu() for seen in self._seen(samples)]
         return torch.stack(parts).mean(0)
 
-    def _seen(self, samples: torch.Tensor | Sequence[str]) -> Iterator[torch.Tensor | Sequence[str]]:
-        """Yield what the function is called with: the samples, or each chosen frame of them as pictures."""
+    def _seen(self, samples: Samples) -> Iterator[torch.Tensor | Sequence[str]]:
+        """Yield what the function is called with: the samples, their soundtracks, or each chosen frame as pictures."""
         import torch
 
+        from rewards.audio import Films
+
+        if self.of == "soundtrack":
+            if not isinstance(samples, Films):
+                raise RewardError(f"{self} has of=soundtrack, but these samples are no videos with sound")
+            yield samples.soundtrack
+            return
+        if isinstance(samples, Films):
+            samples = samples.frames
         if self.frames is None:
             yield samples
             return
@@ -160,11 +177,11 @@ class Reward:
             raise RewardError(f"{self} returned {kind} for sample {i}, not a float or None") from None
         return number if math.isfinite(number) else math.inf
 
-    def check(self, sample: torch.Tensor | str, prompt: str, columns: Mapping[str, Any]) -> None:
+    def check(self, sample: torch.Tensor | Films | str, prompt: str, columns: Mapping[str, Any]) -> None:
         """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
-        import torch
+        from rewards.audio import join_samples
 
-        two = torch.stack([sample, sample.flip(-1)]) if isinstance(sample, torch.Tensor) else [sample, sample]
+        two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
@@ -204,6 +221,7 @@ def load(
     name: str | None = None,
     *,
     frames: str | int | None = None,
+    of: str | None = None,
 ) -> Reward:
     """Load the reward that `use` names, or raise RewardError.
 
@@ -214,6 +232,7 @@ def load(
         options: arguments for a class, or for the client of a URL.
         name: in metrics; by default the last part of `use`.
         frames: a rule of `rewards.files.frames`, by which chosen frames of a video are scored as pictures.
+        of: `soundtrack` to score the sound of videos.
     """
     reward = find(use)
     if inspect.isclass(reward) or isinstance(reward, partial):
@@ -232,19 +251,23 @@ def load(
             raise RewardError(
                 f"the reward {use!r} sees videos itself, frames are for rewards of pictures; leave it out"
             )
+    if of not in (None, "soundtrack"):
+        raise RewardError(f"the reward {use!r}: of is {of!r}, choose soundtrack or leave it out")
+    if of is not None and frames is not None:
+        raise RewardError(f"the reward {use!r}: frames choose pictures and of=soundtrack the sound, leave one out")
     group_wise = bool(getattr(reward, "group_wise", False))
-    return Reward(name or default_name(use), reward, weight, group_wise=group_wise, frames=frames)
+    return Reward(name or default_name(use), reward, weight, group_wise=group_wise, frames=frames, of=of)
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`; or raise RewardError.
+    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`, `of`; or raise RewardError.
 
     `complaint` is the message if `use` is neither.
     """
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
-    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames"}:
+    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames", "of"}:
         raise RewardError(complaint)
-    return load(fields["use"], options=fields.get("options"), frames=fields.get("frames"))
+    return load(fields["use"], options=fields.get("options"), frames=fields.get("frames"), of=fields.get("of"))
 
 
 def find(use: str) -> Any:

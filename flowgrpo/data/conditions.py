@@ -66,15 +66,16 @@ def _decode(name: str, modified: int | None) -> Any:
     """Decode a file. Its modification time is part of the cache's key, so that a changed file is decoded again."""
     suffix = suffixes.suffix_of(name)
     if suffix in suffixes.SOUNDS:
-        return _sound(name)
+        return sound(name)[1]
     return media.frames(name) if suffix in suffixes.ANIMATIONS | suffixes.FILMS else media.picture(name)
 
 
-def _sound(name: str) -> torch.Tensor:
-    _, samples = media.sound(name)
+def sound(name: str) -> tuple[int, torch.Tensor]:
+    """Return the sampling rate of a sound, or of a film's sound, and its values, float32 (C, N) in [-1, 1]."""
+    rate, samples = media.sound(name)
     values = np.atleast_2d(samples.T).astype(np.float32)
     if samples.dtype == np.uint8:  # 8-bit zero is 128
         values = (values - 128) / 128
     elif np.issubdtype(samples.dtype, np.integer):
         values /= -float(np.iinfo(samples.dtype).min)
-    return torch.from_numpy(values)
+    return rate, torch.from_numpy(values)

@@ -22,7 +22,7 @@ from flowgrpo.flow.model import context_parallel, initial_lora, memory_estimate,
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.call_arguments import check_call
-from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, sampling_rate
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, has_soundtrack, sampling_rate
 from flowgrpo.flow.pipeline.loading.load import check_weights, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
@@ -50,6 +50,7 @@ from flowgrpo.training.weights.optimizers import check_compiler
 from flowgrpo.training.weights.quantisation import refuse_dynamic
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
+from rewards.audio import Films
 from rewards.compute import DTYPES
 
 LOGGER = logging.getLogger(__name__)
@@ -86,11 +87,10 @@ def check(settings: Config, data: RunData) -> None:
     steps = call["num_inference_steps"]
     if steps is not None:  # otherwise the pipeline decides; `trainer` checks then
         predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
-    shape = expected_shape(pipeline_class(settings.model.path), settings.model.call)
     for sentence in unseen(settings):
         LOGGER.warning("rewards: %s", sentence)
-    check_rewards(data.rewards, data.train_prompts, shape)
-    check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, shape)
+    check_rewards(data.rewards, data.train_prompts, settings.model)
+    check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, settings.model)
 
 
 def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: Any = None) -> Loop:
@@ -269,17 +269,21 @@ def trainable(
 
 
 def with_sampling_rate(prompts: Sequence[Prompt], policy: DiffusersPolicy) -> list[Prompt]:
-    """Return the prompts with a column `sampling_rate`, which audio rewards read; unchanged for other modalities."""
+    """Return the prompts with a column `sampling_rate`, which audio rewards read; unchanged if the model makes no sound."""
     rate = sampling_rate(policy.pipe)
     return [replace(p, columns={**p.columns, "sampling_rate": rate}) for p in prompts] if rate else list(prompts)
 
 
-def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], shape: Sequence[int]) -> None:
+def check_rewards(rewards: Sequence[Reward], prompts: Sequence[Prompt], model: Model) -> None:
     """Call every reward on two synthetic samples of the first prompt that it applies to.
 
-    `shape` is a sample's, see `modality.expected_shape`. Raise RewardError if a reward fails, or returns wrong values.
+    Raise RewardError if a reward fails, or returns wrong values.
     """
-    sample, rate = _synthetic(shape), {"sampling_rate": SAMPLING_RATE} if len(shape) == 2 else {}
+    pipeline = pipeline_class(model.path)
+    shape = expected_shape(pipeline, model.call)
+    seen, heard = _synthetic(shape), has_soundtrack(pipeline, model.call)
+    sample = Films(seen, _synthetic((2, SAMPLING_RATE))) if heard else seen
+    rate = {"sampling_rate": SAMPLING_RATE} if heard or len(shape) == 2 else {}
     for reward, prompt in pair_with_prompts(rewards, prompts):
         reward.check(sample, prompt.text, {**rate, **prompt.columns})
 

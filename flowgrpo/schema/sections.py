@@ -90,6 +90,8 @@ class RewardUse(Strict):
     frames: str | int | None = None
     """Scores frames of a video as pictures and takes their mean: first, middle, all, every N, or a number of evenly spaced
     ones; null: the reward sees the whole video."""
+    of: Literal["soundtrack"] | None = None
+    """soundtrack: scores the sound of videos that have one; null: scores the pictures."""
 
     @field_validator("frames")
     @classmethod

@@ -1,4 +1,4 @@
-"""Decode the frames of an open MP4, MOV or WebM file with ffmpeg.
+"""Decode the frames and the sound of an open MP4, MOV or WebM file with ffmpeg.
 
 ffmpeg is told the container and gets the open file alone. If it guessed the container it would also read an SVG or follow a
 playlist to other files and over the network.
@@ -18,6 +18,7 @@ from PIL import Image
 EBML = b"\x1a\x45\xdf\xa3"  # first bytes of WebM and Matroska
 BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")  # type of the first box of an MP4 or MOV
 HDR = ("smpte2084", "arib-std-b67")  # transfer functions PQ and HLG
+QUIET = ["-hide_banner", "-v", "level+info", "-nostats", "-xerror", "-nostdin"]
 LARGEST_LOG = 1 << 20  # bytes of ffmpeg's log that are read
 # Frames of more bits are rounded to 8 bits before the conversion to RGB. In one step, 10-bit 4:2:0 would be upsampled by
 # another interpolation than 8-bit 4:2:0, and colours at edges would differ by up to 60 levels.
@@ -53,6 +54,21 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
             ffmpeg.kill()  # the caller may stop early
 
 
+def decode_sound(file: BinaryIO, target: str, largest: int) -> None:
+    """Write the sound of a film to the file `target`, a .wav of 16 bits and of at most `largest` bytes.
+
+    Raises:
+        ValueError: the film has no sound, or ffmpeg cannot decode it.
+        ImportError: imageio-ffmpeg is not installed.
+    """
+    program, source = _source(detect_container(file))
+    stream = ["-map", "0:a:0", "-c:a", "pcm_s16le", "-fs", str(largest), "-f", "wav", "-y", target]
+    command = [program, *QUIET, *source, *stream]
+    with tempfile.TemporaryFile() as log:
+        if status := subprocess.run(command, stdin=file, stderr=log, check=False).returncode:
+            raise ValueError(_first_error(_read_log(log), "sound") or f"ffmpeg ended with status {status}")
+
+
 def detect_container(file: BinaryIO) -> str:
     """Return ffmpeg's name of an open film's container; raise ValueError if it is not MP4, MOV or WebM."""
     head = os.pread(file.fileno(), 8, 0)
@@ -65,19 +81,23 @@ def detect_container(file: BinaryIO) -> str:
 
 def _command(container: str, largest: int) -> list[str]:
     """Return the command that writes each frame as an 8-bit PPM: magic, size, largest value, pixels."""
-    try:
-        from imageio_ffmpeg import get_ffmpeg_exe
-    except ModuleNotFoundError:
-        raise ImportError("pip install 'flowgrpo[video]'") from None
-    log = ["-hide_banner", "-v", "level+info", "-nostats"]
+    program, source = _source(container)
     bounds = ["-max_pixels", str(largest), "-threads", "1"]  # each thread holds frames
-    source = ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:"]
     stream = ["-map", "0:V:0", "-fps_mode", "passthrough"]  # V: no cover picture
     # Clip stretched frames to just above the bound. Ignore up to 1 % of stretch, which resizing programs leave.
     width = f"if(gt(abs(sar-1),0.01),clip(round(iw*sar),1,{largest}/ih+1),iw)"
     filters = f"format={EIGHT_BITS},scale=w='{width}':h=ih,format=rgb24"
     target = ["-vf", filters, "-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
-    return [get_ffmpeg_exe(), *log, "-xerror", "-nostdin", *bounds, *source, *stream, *target]
+    return [program, *QUIET, *bounds, *source, *stream, *target]
+
+
+def _source(container: str) -> tuple[str, list[str]]:
+    """Return the path of ffmpeg, and the arguments that read its standard input."""
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+    except ModuleNotFoundError:
+        raise ImportError("pip install 'flowgrpo[video]'") from None
+    return get_ffmpeg_exe(), ["-protocol_whitelist", "fd", "-f", container, "-fd", "0", "-i", "fd:"]
 
 
 def _read_frame(stream: IO[bytes], largest: int) -> Image.Image | None:
@@ -109,8 +129,8 @@ def _check_colours(log: str) -> None:
             raise ValueError(f"it is HDR ({transfer}), whose frames need a tone mapping; convert it to SDR")
 
 
-def _first_error(log: str) -> str:
-    """Return the first error of ffmpeg's log without the component that precedes it."""
+def _first_error(log: str, stream: str = "video stream") -> str:
+    """Return the first error of ffmpeg's log without the component that precedes it; `stream` is what was asked for."""
     match = re.search(r"\[(?:error|fatal|panic)\] (.*)", log)
     words = match[1] if match else ""
-    return "it has no video stream" if words.startswith("Stream map") else words
+    return f"it has no {stream}" if words.startswith("Stream map") else words

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -63,9 +64,14 @@ def film(path: str | Path) -> list[Image.Image]:
 
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
-    """Return the sampling rate of a .wav file and its raw samples, (N,) for one channel or (N, C)."""
+    """Return the sampling rate of a .wav file or of a film's sound, and its raw samples, (N,) for one channel or (N, C)."""
     from scipy.io import wavfile
 
+    if suffixes.suffix_of(path) in suffixes.FILMS:
+        with _open_regular(path) as film, tempfile.TemporaryDirectory() as folder:
+            heard = os.path.join(folder, "sound.wav")
+            films.decode_sound(film, heard, LARGEST_FILE)
+            return sound(heard)
     with _open_regular(path) as file:
         rate, samples = wavfile.read(file)
         if not samples.size:

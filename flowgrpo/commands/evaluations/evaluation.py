@@ -62,7 +62,8 @@ def _load_rewards(request: Request, *, last: bool = False) -> list[Reward]:
     """Return the rewards, not yet on a device; none if a server does not answer, unless this is the `last` time."""
     try:
         return [
-            load(use.use, options=use.options, name=name, frames=use.frames) for name, use in request.rewards.items()
+            load(use.use, options=use.options, name=name, frames=use.frames, of=use.of)
+            for name, use in request.rewards.items()
         ]
     except NoAnswer as error:
         if last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_files import check_inside, read_manifest
 from rewards import Reward, RewardError, load
+from rewards.audio import Films, join_samples, tensors
 from rewards.base import describe_error
 from rewards.compute import default_device
 from rewards.files import media, suffixes
@@ -31,7 +32,7 @@ from samplers.batches import batched
 
 BATCH = 16
 NAMED = 3  # files whose names are given when files are left out
-Sample = torch.Tensor | str
+Sample = torch.Tensor | Films | str
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class File:
     name: str
     prompt: str
     columns: dict[str, Any]
+
+    def at_rate(self, sampling_rate: int | None) -> File:
+        """Return the file with the column `sampling_rate`; None returns it as it is."""
+        added = {} if sampling_rate is None else {"sampling_rate": sampling_rate}
+        return replace(self, columns={**self.columns, **added})
 
 
 def load_rewards(
@@ -61,7 +67,7 @@ def load_rewards(
         taken = (options_of(use.use) or {}) if given else {}
         took_dtype |= "dtype" in taken
         options = {**{name: value for name, value in given.items() if name in taken}, **use.options}
-        rewards.append(load(use.use, options=options, name=use.name, frames=use.frames))
+        rewards.append(load(use.use, options=options, name=use.name, frames=use.frames, of=use.of))
     if dtype is not None and not took_dtype:
         raise InputError(f"--dtype: {' and '.join(reward.name for reward in rewards)} takes none, leave it out")
     for reward in rewards:
@@ -105,9 +111,10 @@ def score_files(
 ) -> Iterator[dict[int, float | None]]:
     """Yield the scores of files by their indices, after each call of the reward; see `score_folder`."""
     for indices in batches(files, reward.group_wise, batch_size):
-        samples = [read(folder / files[i].name) for i in indices]
+        samples, rates = zip(*(read(folder / files[i].name, reward.of) for i in indices), strict=True)
+        known = {i: files[i].at_rate(rate) for i, rate in zip(indices, rates, strict=True)}
         for alike in _by_shape(indices, samples, reward):
-            values = _score(reward, [files[i] for i in alike], list(alike.values()))
+            values = _score(reward, [known[i] for i in alike], list(alike.values()))
             yield dict(zip(alike, values, strict=True))
 
 
@@ -187,7 +194,9 @@ def _by_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward)
     """Group samples by shape; each group maps indices of files to samples."""
     by_shape: defaultdict[tuple[int, ...], dict[int, Sample]] = defaultdict(dict)
     for i, sample in zip(indices, samples, strict=True):
-        by_shape[() if isinstance(sample, str) else tuple(sample.shape)][i] = sample
+        by_shape[() if isinstance(sample, str) else sum((tuple(part.shape) for part in tensors(sample)), ())][i] = (
+            sample
+        )
     if reward.group_wise and len(by_shape) > 1:
         raise InputError(
             f"--samples: {reward.name} compares the samples of a prompt, but here they have the shapes "
@@ -200,9 +209,9 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
     names = dict.fromkeys(name for file in files for name in file.columns)
     columns = {name: [file.columns.get(name) for file in files] for name in names}
     texts = [sample for sample in samples if isinstance(sample, str)]
-    tensors = [sample for sample in samples if isinstance(sample, torch.Tensor)]
+    others = [sample[None] for sample in samples if not isinstance(sample, str)]
     try:
-        values = reward(texts or torch.stack(tensors), [file.prompt for file in files], columns)
+        values = reward(texts or join_samples(others), [file.prompt for file in files], columns)
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # a plug-in may raise anything
@@ -216,11 +225,11 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
     return [None if value != value else value for value in values.tolist()]
 
 
-def read(path: Path) -> Sample:
-    """Return the sample of a file as rewards receive it; raise InputError if it cannot be read.
+def read(path: Path, of: str | None = None) -> tuple[Sample, int | None]:
+    """Return the sample of a file as rewards receive it, and its sampling rate in Hz; raise InputError if it cannot be read.
 
-    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]. A .json file gives
-    its field `text`; it has the fields of `flowgrpo.training.reports.samples.Text`.
+    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]. With `of` soundtrack a
+    video is `Films`. A .json file gives its field `text`; it has the fields of `flowgrpo.training.reports.samples.Text`.
     """
     suffix = suffixes.suffix_of(path)
     if suffix in suffixes.TEXTS:
@@ -229,8 +238,12 @@ def read(path: Path) -> Sample:
             raise InputError(
                 f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text"
             )
-        return document["text"]
+        return document["text"], None
     try:
-        return conditions.load_file(str(path)) if suffix in suffixes.SOUNDS else torch.from_numpy(media.pixels(path))
+        pixels = None if suffix in suffixes.SOUNDS else torch.from_numpy(media.pixels(path))
+        if pixels is not None and of != "soundtrack":
+            return pixels, None
+        rate, sound = conditions.sound(str(path))
+        return sound if pixels is None else Films(pixels, sound), rate
     except media.MediaError as error:
         raise InputError(f"--samples: {error}") from error

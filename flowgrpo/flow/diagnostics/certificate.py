@@ -16,11 +16,13 @@ from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.outputs.export import write_weights
+from flowgrpo.flow.pipeline.inputs.modality import read_output
 from flowgrpo.flow.pipeline.loading.load import load_lora
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.reports.doctor_checks import Check, gap_of
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
+from rewards.audio import Films, join_samples, tensors
 from samplers import noise
 from samplers.kernels import ODE, Kernel, log_prob
 from samplers.plans import chain
@@ -65,13 +67,13 @@ def in_flow_euler(pipe: DiffusionPipeline) -> DiffusionPipeline:
 
 
 @torch.no_grad()
-def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor:
+def stock_sample(pipe: DiffusionPipeline, call: dict[str, Any], row: Row) -> torch.Tensor | Films:
     """Return the decoded sample of one row from an unmodified stock pipeline."""
     arguments = {"prompt": row.prompt, "output_type": "pt", "return_dict": False}
     generator = torch.Generator("cpu").manual_seed(row.seed)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # some pipelines use the global generator
-        return pipe(**arguments, generator=generator, **{**call, **row.columns})[0].float()
+        return read_output(type(pipe), pipe(**arguments, generator=generator, **{**call, **row.columns}))
 
 
 def check_encoding(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
@@ -89,12 +91,12 @@ def check_encoding(policy: DiffusersPolicy, rows: Sequence[Row]) -> Check:
 
 
 @torch.no_grad()
-def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor]) -> Check:
+def equals_stock(policy: DiffusersPolicy, rows: Sequence[Row], expected: Sequence[torch.Tensor | Films]) -> Check:
     """Check that the kernel `ode` gives the stock pipeline's samples, in one whole ODE run and step by step."""
     tree = roll_out(policy, rows, ODE, len(rows))
     whole = policy.generate(rows)
     in_steps = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
-    gaps = [gap_of(samples, torch.cat(list(expected))) for samples in (whole, in_steps)]
+    gaps = [gap_of(samples, join_samples(expected)) for samples in (whole, in_steps)]
     ok = all(gap <= 10 * TOLERANCE for gap in gaps)
     return Check("equals_stock", ok, f"whole {gaps[0]:.1e}, in steps {gaps[1]:.1e}")
 
@@ -112,12 +114,13 @@ def roll_out_stochastic(policy: DiffusersPolicy, rows: Sequence[Row]) -> tuple[T
 
 
 @torch.no_grad()
-def check_decoding(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor]) -> Check:
+def check_decoding(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch.Tensor | Films]) -> Check:
     """Check that decoded stochastic samples are finite and have the stock samples' shape."""
     samples = policy.decode(tree.samples, [tree.nodes[i].root.row for i in tree.leaves])
-    shape, finite = tuple(samples.shape[1:]), bool(samples.isfinite().all())
-    ok = finite and shape == tuple(expected[0].shape[1:]) and len(samples) == len(expected)
-    return Check("decoded", ok, f"{' x '.join(map(str, shape))}, {'finite' if finite else 'not finite'}")
+    shapes, stock = ([tuple(part.shape) for part in tensors(each)] for each in (samples, join_samples(expected)))
+    finite = all(bool(part.isfinite().all()) for part in tensors(samples))
+    told = " and ".join(" x ".join(map(str, shape[1:])) for shape in shapes)
+    return Check("decoded", finite and shapes == stock, f"{told}, {'finite' if finite else 'not finite'}")
 
 
 @torch.no_grad()
@@ -194,7 +197,7 @@ def _to_bfloat16(module: torch.nn.Module) -> None:
 
 
 def lora_reloads(
-    build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor
+    build: Callable[[], DiffusionPipeline], call: dict[str, Any], row: Row, *, untrained: torch.Tensor | Films
 ) -> Check:
     """Check that a saved LoRA, loaded into a stock pipeline, gives the trained sample bit for bit."""
     policy = DiffusersPolicy(build(), call)

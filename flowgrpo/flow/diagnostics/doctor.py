@@ -41,6 +41,7 @@ from flowgrpo.training.scoring import scorer
 from flowgrpo.training.scoring.scorer import score
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
+from rewards.audio import join_samples
 from rewards.compute import default_device
 from samplers import noise
 from samplers.batches import batched
@@ -74,8 +75,7 @@ def examine(settings: Config, evaluations: int | None = None) -> Iterator[Check]
     rewards, _ = scorer.rewards(settings.rewards)
     chosen = _prompts(settings, rewards)
     measured = _prompts_of_spectrum(settings, chosen)
-    shape = modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    setup.check_rewards(rewards, [*chosen, *measured], shape)
+    setup.check_rewards(rewards, [*chosen, *measured], settings.model)
     device = default_device()
     begun = initial_lora.adapters(settings.model)
     memory_estimate.check(settings, device, begun)
@@ -318,7 +318,7 @@ def _spread(policy: DiffusersPolicy, rewards: Sequence[Reward], chosen: Sequence
     values = []
     with phase("sampling", len(groups) * SPREAD_SIZE) as sampling, warnings_heard() as warned:
         for rows in groups:
-            samples = torch.cat([policy.generate(batch) for batch in batched(rows, size)])
+            samples = join_samples([policy.generate(batch) for batch in batched(rows, size)])
             values.append(score(rewards, samples, rows).values)
             sampling.advance(len(rows))
     return spread(rewards, values, warned)

@@ -12,8 +12,6 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.diagnostics.counterfactual import Explanation, explain
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.inputs import modality
-from flowgrpo.flow.pipeline.loading.load import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
@@ -47,9 +45,7 @@ def explain_sample(
     without = {"attention": None, "compile": False}  # these settings fit the training machine, maybe not this one
     settings = settings.model_copy(update={"model": settings.model.model_copy(update=without)})
     chosen = held_out[prompt]
-    setup.check_rewards(
-        rewards, [chosen], modality.expected_shape(pipeline_class(settings.model.path), settings.model.call)
-    )
+    setup.check_rewards(rewards, [chosen], settings.model)
     device = default_device()
     begun = initial_lora.adapters(settings.model)
     memory_estimate.check(settings, device, begun)

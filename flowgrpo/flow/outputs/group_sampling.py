@@ -19,8 +19,6 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.model_fingerprint import fingerprint
 from flowgrpo.flow.pipeline import guidance
-from flowgrpo.flow.pipeline.inputs.modality import expected_shape
-from flowgrpo.flow.pipeline.loading.load import pipeline_class
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.plan import call_and_branches
 from flowgrpo.flow.rollouts.rollout import rollout
@@ -45,8 +43,7 @@ def sample_groups(config: Config, prompts: Sequence[Prompt], rewards: Sequence[R
         RewardError: a reward fails on synthetic samples.
     """
     check(config)
-    shape = expected_shape(pipeline_class(config.model.path), config.model.call)
-    setup.check_rewards(rewards, prompts, shape)
+    setup.check_rewards(rewards, prompts, config.model)
     size, seed, rows = config.train.group_size, config.run.seed, config.train.rollout_rows
     writer = stored.Writer(folder, about(config, prompts), [reward.name for reward in rewards])
     left = list(range(writer.done, len(prompts)))

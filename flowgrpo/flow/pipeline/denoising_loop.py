@@ -23,11 +23,13 @@ from flowgrpo.flow.pipeline.inputs import masked_state, strength
 from flowgrpo.flow.pipeline.inputs.image_cache import EncodedPictures
 from flowgrpo.flow.pipeline.inputs.latents import LatentSlot, LatentSlots, Source
 from flowgrpo.flow.pipeline.inputs.masked_state import Watch
+from flowgrpo.flow.pipeline.inputs.modality import read_output
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingCache, EmbeddingShape, fingerprint
 from flowgrpo.flow.pipeline.networks import attention, traits
 from flowgrpo.flow.pipeline.networks.switches import remember_device
 from flowgrpo.training.distributed.fsdp_lockstep import stands_in
 from flowgrpo.training.run.random_states import fixed_seed
+from rewards.audio import Films
 from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
@@ -147,7 +149,7 @@ class DenoisingLoop:
         record: bool = False,
         watch: Watch | None = None,
     ) -> tuple[Any, list[StepRecord]]:
-        """Call the pipeline once for a part of its schedule; return its output and its recorded steps.
+        """Call the pipeline once for a part of its schedule; return its latents or samples, and its recorded steps.
 
         Each call gets freshly seeded generators, so that the pipeline draws the same noise for its conditions each time.
 
@@ -188,7 +190,8 @@ class DenoisingLoop:
                     return_dict=False,
                     **given,
                 )
-                return output[0], list(self.scheduler.history)
+                made = output[0] if output_type == "latent" else read_output(type(self.pipe), output)
+                return made, list(self.scheduler.history)
             finally:  # also free it after an out-of-memory error
                 self.scheduler.history.clear()
 
@@ -264,7 +267,7 @@ class DenoisingLoop:
         _, recorded = self.run_slice(rows, steps, state, landing=landing, watch=watch)
         return recorded[-1:], watch
 
-    def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor:
+    def decode(self, state: State, rows: Sequence[Row], by_landing: bool) -> torch.Tensor | Films:
         """Decode final states with the pipeline's own code; its evaluations are not counted.
 
         `by_landing` runs a last step that returns the given state, for loops that prepare their latents for decoding,
@@ -275,7 +278,7 @@ class DenoisingLoop:
         with self.uncounted():
             return self.run_slice(rows, steps, state, landing=state if by_landing else (), output_type="pt")[0]
 
-    def generate(self, rows: Sequence[Row], state: State | None = None) -> torch.Tensor:
+    def generate(self, rows: Sequence[Row], state: State | None = None) -> torch.Tensor | Films:
         """Return decoded samples of whole ODE runs, from a given state or from the rows' seeds."""
         return self.run_slice(rows, None, state, output_type="pt")[0]
 

@@ -20,6 +20,7 @@ from flowgrpo.flow.pipeline.call_arguments import unguided
 from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
 from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching, refusals
 from flowgrpo.training.run.phases import phase
+from rewards.audio import Films, join_samples
 from rewards.compute import leave_out_cudnn_attention
 from samplers.kernels import State
 
@@ -57,10 +58,10 @@ class Policy(Protocol):
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Take ODE steps from the first to the last of `sigmas`."""
 
-    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor | Films:
         """Decode final states to float32 samples: images (B, 3, H, W) in [0, 1], or another modality."""
 
-    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor | Films:
         """Return decoded samples of whole ODE runs."""
 
     def call_overrides(self, **call: Any) -> AbstractContextManager[None]:
@@ -171,21 +172,21 @@ class DiffusersPolicy:
         return join([self.walk.finish(part, sigmas, batch) for batch, part in self._cut(rows, state)])
 
     @torch.no_grad()
-    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor:
+    def decode(self, state: State, rows: Sequence[Row]) -> torch.Tensor | Films:
         """Decode final states with the pipeline's own code; its evaluations are not counted."""
         batches, by_landing = self._cut(rows, state), self.capabilities.decodes_by_landing
-        return torch.cat([self.walk.decode(part, batch, by_landing) for batch, part in batches]).float()
+        return join_samples([self.walk.decode(part, batch, by_landing) for batch, part in batches])
 
     @torch.no_grad()
-    def generate(self, rows: Sequence[Row]) -> torch.Tensor:
+    def generate(self, rows: Sequence[Row]) -> torch.Tensor | Films:
         """Return decoded samples of whole ODE runs of the pipeline."""
         batches = self._cut(rows)
         if self.capabilities.starts_alone:
             batches = self._cut(rows, self.start(rows))
-        return torch.cat([self.walk.generate(batch, part or None) for batch, part in batches]).float()
+        return join_samples([self.walk.generate(batch, part or None) for batch, part in batches])
 
-    def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor:
-        """Return images float32 (B, 3, H, W) in [0, 1] of B prompts; prompt i starts from seed + i."""
+    def sample(self, prompts: Sequence[str], seed: int = 0) -> torch.Tensor | Films:
+        """Return samples, such as images float32 (B, 3, H, W) in [0, 1], of B prompts; prompt i starts from seed + i."""
         return self.generate([Row(prompt, seed + i) for i, prompt in enumerate(prompts)])
 
     def check(self, rows: Sequence[Row], key: str = "model.call") -> None:

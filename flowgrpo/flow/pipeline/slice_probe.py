@@ -20,6 +20,7 @@ from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import SIZES
 from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
 from flowgrpo.training.run.stop_reasons import is_lost
+from rewards.audio import Films, tensors
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
@@ -83,7 +84,7 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
         return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
 
     def decode(batch: Sequence[Row], part: State) -> State:
-        return (walk.decode(part, batch, known.decodes_by_landing),)
+        return tensors(walk.decode(part, batch, known.decodes_by_landing))
 
     with walk.uncounted():
         states = [walk.start([row]) for row in rows]
@@ -107,7 +108,7 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
     return replace(capabilities, max_batch=1)
 
 
-def _whole_run(walk: DenoisingLoop, rows: Sequence[Row]) -> tuple[State, torch.Tensor]:
+def _whole_run(walk: DenoisingLoop, rows: Sequence[Row]) -> tuple[State, torch.Tensor | Films]:
     decoded, recorded = walk.run_slice(rows, None, output_type="pt", record=True)
     last = recorded[-1].sigma
     return tuple(step.next_sample for step in recorded if step.sigma == last), decoded
@@ -161,12 +162,12 @@ def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str
 
 
 def _decodes_by_landing(
-    walk: DenoisingLoop, rows: Sequence[Row], state: State, *, expected: torch.Tensor, known: bool
+    walk: DenoisingLoop, rows: Sequence[Row], state: State, *, expected: torch.Tensor | Films, known: bool
 ) -> bool:
     """Return whether decoding must run the last step, which then returns the final states; `known` is tried first."""
     for by_landing in (known, True):
-        gap = (walk.decode(state, rows, by_landing).float() - expected.float()).abs().max()
-        if gap <= _tolerance(walk) * expected.float().std():
+        pairs = zip(tensors(walk.decode(state, rows, by_landing)), tensors(expected), strict=True)
+        if all((a - b).abs().max() <= _tolerance(walk) * b.std() for a, b in pairs):
             return by_landing
     raise InputError(
         f"model.path: {type(walk.pipe).__name__} decodes a final state otherwise than its own loop does, so it cannot be "

@@ -17,6 +17,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from rewards.audio import tensors
 from samplers.kernels import State
 
 BASE = 16  # base in which element indices are written as digits, which are exact in half precision
@@ -87,7 +88,7 @@ def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
         raise InputError(
             f"model.path: {name} works on more than the latents of one picture, so pairs cannot be encoded"
         )
-    height, width = policy.decode(start, [row]).shape[-2:]
+    height, width = tensors(policy.decode(start, [row]))[0].shape[-2:]
     (state,) = start
     count = state[0].numel()
 

@@ -27,6 +27,7 @@ from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_phases import TrialSizes
 from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, size
 from flowgrpo.training.weights import quantisation
+from rewards.audio import tensors
 from rewards.compute import DTYPES
 
 
@@ -175,7 +176,9 @@ def _measure_decoding(
 ) -> _Decoding:
     with meta.phase() as live:
         sample = policy.walk.decode(state, [row], by_landing=False)
-        return _Decoding(peaks=live.peaks, operations=live.operations, sample=4 * sample.numel())
+        return _Decoding(
+            peaks=live.peaks, operations=live.operations, sample=4 * sum(part.numel() for part in tensors(sample))
+        )
 
 
 def _measure_tiled_decoding(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-
 from flowgrpo.flow.config import Config
-from flowgrpo.flow.pipeline.inputs.modality import expected_shape, modality_of
+from flowgrpo.flow.pipeline.inputs.modality import expected_shape, has_soundtrack, modality_of
 from flowgrpo.flow.pipeline.loading.load import planned_class
 from rewards.files import frames
 
@@ -25,6 +23,8 @@ def unseen(config: Config) -> list[str]:
             f"rewards see {len(seen)} of the {count} frames that are trained, so the others may become anything; take more "
             "frames, such as every 8, or add a reward of whole videos"
         )
-    if "audio_latents" in inspect.signature(inspect.unwrap(pipeline.__call__)).parameters:
-        sentences.append("the sound of these videos is trained too, and rewards see the pictures alone")
+    if has_soundtrack(pipeline, config.model.call) and all(use.of is None for use in config.rewards):
+        sentences.append(
+            "the sound of these videos is trained too, and rewards see the pictures alone; add a reward of: soundtrack"
+        )
     return sentences

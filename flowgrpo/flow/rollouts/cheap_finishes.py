@@ -30,6 +30,7 @@ from flowgrpo.training.scoring.group_scores import Gather
 from flowgrpo.training.scoring.scorer import Scores, unheard
 from flowgrpo.training.weights.low_precision_copies import Copies
 from rewards import Reward
+from rewards.audio import Films
 from samplers.finishes import Finish
 from samplers.kernels import Kernel, State
 from samplers.trees import Tree
@@ -109,7 +110,7 @@ class Finishing:
             iteration=iteration,
         )
 
-        def decode(leaves: Sequence[int], rows: Sequence[Row]) -> torch.Tensor:
+        def decode(leaves: Sequence[int], rows: Sequence[Row]) -> torch.Tensor | Films:
             return policy.decode(tuple(x[list(leaves)] for x in again.samples), rows)
 
         with preserve_random_state(), unheard():

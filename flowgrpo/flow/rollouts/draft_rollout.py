@@ -26,6 +26,7 @@ from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.weights.low_precision_copies import Copies
 from rewards import Reward
+from rewards.audio import join_samples
 from samplers.batches import batched
 from samplers.trees import Tree
 
@@ -97,7 +98,7 @@ def run_draft(
             by_group[group].append((start, row))
         for group, members in by_group.items():
             starts, group_rows = zip(*members, strict=True)
-            samples = torch.cat([policy.generate(batch) for batch in batched(group_rows, micro_batch)])
+            samples = join_samples([policy.generate(batch) for batch in batched(group_rows, micro_batch)])
             yield Piece(group, starts, samples, group_rows)
 
     total = combination.total(score_pieces(rewards, pieces(), pool, gather, shard=shard).values).tolist()

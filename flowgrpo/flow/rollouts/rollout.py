@@ -20,6 +20,7 @@ from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
 from flowgrpo.training.scoring.scorer import Scores
 from rewards import Reward
+from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
@@ -120,7 +121,7 @@ def rollout(
     """
     tree = walk(policy, plan, roots, micro_batch=micro_batch, **growth)
 
-    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor:
+    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor | Films:
         return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
 
     return tree, score_leaves(tree, decode, rewards, micro_batch, assignment=assignment, gather=gather, shard=shard)
@@ -178,7 +179,7 @@ def edge_noise(seed: int, iteration: int) -> Noise:
 @torch.no_grad()
 def score_leaves(
     tree: Tree,
-    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
+    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor | Films],
     rewards: Sequence[Reward],
     micro_batch: int,
     *,
@@ -201,7 +202,7 @@ def score_leaves(
 
 
 def _decode_groups(
-    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor],
+    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor | Films],
     tree: Tree,
     by_group: dict[int, list[int]],
     micro_batch: int,
@@ -213,5 +214,5 @@ def _decode_groups(
             rows = [node.root.row for node in nodes]
             parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
             samples = [decode(leaves, batch) for leaves, batch in parts]
-            yield Piece(group, [node.path for node in nodes], torch.cat(samples), rows)
+            yield Piece(group, [node.path for node in nodes], join_samples(samples), rows)
             decoding.advance(len(rows))

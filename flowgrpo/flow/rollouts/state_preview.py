@@ -21,6 +21,7 @@ from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.scoring.scorer import Scorer, Scores, unheard
 from rewards import Reward
+from rewards.audio import Films, tensors
 from samplers.batches import batched
 from samplers.finishes import Finish
 from samplers.kernels import State
@@ -176,13 +177,13 @@ def estimates_by_node(tree: Tree, recorder: EstimateRecorder) -> dict[int, State
     return estimates
 
 
-def small(sample: torch.Tensor, side: int) -> np.ndarray:
+def small(sample: torch.Tensor | Films, side: int) -> np.ndarray:
     """Return small frames uint8 (F, h, w, 4) of a sample: a video's, at most `FRAMES`, or one of an image or a sound.
 
     The sample has a format of `training.reports.samples.save_sample`. A sound is drawn by its loudness. The longer side of a
     frame is at most `side` pixels; smaller frames keep their size.
     """
-    sample = sample.detach().float().cpu().nan_to_num()
+    sample = tensors(sample)[0].detach().float().cpu().nan_to_num()
     if sample.ndim == 2:
         return _draw_loudness(sample, side)[None]
     frames = sample if sample.ndim == 4 else sample[None]

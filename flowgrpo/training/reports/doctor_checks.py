@@ -15,6 +15,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.report import LOGGER, peak_bytes
 from rewards import Reward
+from rewards.audio import Films, tensors
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,12 @@ class Check:
     table: Sequence[dict[str, Any]] = ()  # details: rows with the same keys
 
 
-def gap_of(a: torch.Tensor, b: torch.Tensor) -> float:
+def gap_of(a: torch.Tensor | Films, b: torch.Tensor | Films) -> float:
     """Return the largest difference between `a` and `b`, in standard deviations of `b`; infinity if shapes differ."""
-    return float((a - b).float().abs().max() / b.float().std().clamp_min(1e-12)) if a.shape == b.shape else float("inf")
+    pairs = list(zip(tensors(a), tensors(b), strict=True))
+    if any(x.shape != y.shape for x, y in pairs):
+        return float("inf")
+    return max(float((x - y).float().abs().max() / y.float().std().clamp_min(1e-12)) for x, y in pairs)
 
 
 class _MessageCollector(logging.Handler):

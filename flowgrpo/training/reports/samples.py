@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.run.run_files import read_manifest
 from flowgrpo.training.run.run_folder import replace_text
+from rewards.audio import Films, tensors
 
 FRAME_RATE = 8.0  # default, frames per second
 SAMPLING_RATE = 44100  # default, Hz
@@ -38,12 +40,12 @@ class Sample:
     index: int  # index of the prompt
     row: Row
     rewards: dict[str, float | None]  # by name; None if the reward does not apply or was lost
-    decoded: torch.Tensor | Text | None  # None if the sample is not saved
+    decoded: torch.Tensor | Films | Text | None  # None if the sample is not saved
 
 
-def is_finite(decoded: torch.Tensor | Text) -> bool:
+def is_finite(decoded: torch.Tensor | Films | Text) -> bool:
     """Return whether all values of a decoded sample are finite."""
-    return not isinstance(decoded, torch.Tensor) or bool(decoded.isfinite().all())
+    return isinstance(decoded, Text) or all(bool(part.isfinite().all()) for part in tensors(decoded))
 
 
 class SampleFolder:
@@ -84,12 +86,13 @@ def manifest_line(file: str, sample: Sample, step: int, sampler: str = "ode") ->
 
 
 def save_sample(
-    sample: torch.Tensor | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
+    sample: torch.Tensor | Films | Text, stem: Path, sampling_rate: int = SAMPLING_RATE, frame_rate: float = FRAME_RATE
 ) -> Path:
     """Write one sample to a file named `stem` plus a suffix, and return the file.
 
      - image (3, H, W) in [0, 1]: .png
-     - video (F, 3, H, W) in [0, 1]: .mp4; without ffmpeg a looping .webp of quality 90, which merges equal frames
+     - video (F, 3, H, W) in [0, 1], or `Films`: .mp4; without ffmpeg a looping .webp of quality 90, which merges equal
+       frames and has no sound
      - audio (C, N) in [-1, 1]: 16-bit .wav
      - text: .json
 
@@ -103,9 +106,10 @@ def save_sample(
         file = _with_suffix(stem, ".json")
         file.write_text(json.dumps(asdict(sample), ensure_ascii=False) + "\n", encoding="utf-8")
         return file
+    sample, *sounds = tensors(sample)
     if sample.ndim == 2:
         file = _with_suffix(stem, ".wav")
-        wavfile.write(file, sampling_rate, sample.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
+        _write_wav(sample, file, sampling_rate)
         return file
     if sample.ndim not in (3, 4) or sample.shape[-3] != 3:
         raise ValueError(f"a sample of shape {tuple(sample.shape)} is neither an image nor a video nor audio")
@@ -116,7 +120,11 @@ def save_sample(
         return file
     if (program := video_files.ffmpeg()) is not None:
         file = _with_suffix(stem, ".mp4")
-        video_files.write_mp4(program, pixels, file, frame_rate)
+        with tempfile.TemporaryDirectory() as folder:
+            heard = Path(folder) / "sound.wav"
+            for sound in sounds:
+                _write_wav(sound, heard, sampling_rate)
+            video_files.write_mp4(program, pixels, file, frame_rate, soundtrack=heard if sounds else None)
         return file
     video_files.say_once_that_there_is_no_ffmpeg()
     file = _with_suffix(stem, ".webp")
@@ -124,6 +132,10 @@ def save_sample(
     milliseconds = round(1000 / frame_rate)
     first.save(file, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=90)
     return file
+
+
+def _write_wav(sound: torch.Tensor, file: Path, sampling_rate: int) -> None:
+    wavfile.write(file, sampling_rate, sound.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
 
 
 def _with_suffix(stem: Path, suffix: str) -> Path:

@@ -20,6 +20,7 @@ from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Samples, Scorer, Scores
 from rewards import Reward
+from rewards.audio import Films, join_samples
 
 WAITING = 4  # number of groups that may wait for their scores, so that a slow reward does not fill the memory
 Gather = Callable[[list[Any]], list[Any]]  # returns the objects of all processes, given those of this one
@@ -145,8 +146,8 @@ def _collect_group(group: int, pieces: dict[int, Piece], assignment: Assignment,
         every += zip(*_receive(shard.first_of(other)), strict=True)
     every.sort(key=lambda each: each[0])
     samples = [sample for _, sample in every]
-    if isinstance(piece.samples, torch.Tensor):
-        samples = torch.stack(samples)
+    if isinstance(piece.samples, torch.Tensor | Films):
+        samples = join_samples([sample[None] for sample in samples])
     return Piece(group, [place for place, _ in every], samples, [*piece.rows[:1]] * len(every))
 
 
@@ -157,5 +158,5 @@ def _receive(process: int) -> Any:
 
 
 def _on_host(piece: Piece) -> Piece:
-    samples = piece.samples.cpu() if isinstance(piece.samples, torch.Tensor) else piece.samples
+    samples = piece.samples.cpu() if isinstance(piece.samples, torch.Tensor | Films) else piece.samples
     return Piece(piece.group, piece.places, samples, piece.rows)

@@ -12,11 +12,12 @@ from flowgrpo.training.reports.samples import Sample, Text, is_finite
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.scorer import Scorer
 from rewards import Reward
+from rewards.audio import Films
 from samplers.batches import batched
 
 
 def evaluate(
-    generate: Callable[[Sequence[Row]], torch.Tensor | Sequence[Text]],
+    generate: Callable[[Sequence[Row]], torch.Tensor | Films | Sequence[Text]],
     prompts: Sequence[Prompt],
     rewards: Sequence[Reward],
     *,
@@ -36,14 +37,14 @@ def evaluate(
         for indices in batched(own_indices, micro_batch):
             rows = [Row(prompts[i].text, i, prompts[i].columns) for i in indices]
             decoded = generate(rows)
-            scored = decoded if isinstance(decoded, torch.Tensor) else [one.text for one in decoded]
+            scored = decoded if isinstance(decoded, torch.Tensor | Films) else [one.text for one in decoded]
             evaluating.advance(len(rows) * shard.count)  # an estimate: other processes are about as far
             if not shard.leads:
                 continue
             values = scorer.submit(scored, rows, one_group=False)().values.tolist()
             for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
                 named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
-                kept = one.cpu() if isinstance(one, torch.Tensor) else one
+                kept = one if isinstance(one, Text) else one.cpu()
                 shown = index < keep and is_finite(kept)
                 samples.append(Sample(index, row, named, kept if shown else None))
     return sorted(gather(samples), key=lambda sample: sample.index)

@@ -16,12 +16,13 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import Reward, RewardError
 from rewards import load as load_reward
+from rewards.audio import Films, tensors
 from rewards.base import NoAnswer, describe_error
 from rewards.memory import is_out_of_memory
 from rewards.process_state import own_directory
 from samplers.batches import batched
 
-Samples = torch.Tensor | Sequence[str]  # pictures, videos and sounds, or texts
+Samples = torch.Tensor | Films | Sequence[str]  # pictures, videos and sounds, videos with sound, or texts
 
 ATTEMPTS = 3
 SILENT = 2  # calls in a row without an answer, after which a scorer does not call a server again
@@ -85,7 +86,7 @@ class Scorer:
             asked: (R,) whether to call each reward; a reward that is not called has values NaN. None calls all rewards.
         """
         ready = None
-        if isinstance(samples, torch.Tensor) and samples.is_cuda:
+        if isinstance(samples, torch.Tensor | Films) and tensors(samples)[0].is_cuda:
             ready = torch.cuda.Event()
             ready.record()
         which = range(len(self.rewards)) if asked is None else [k for k, one in enumerate(asked) if one]
@@ -147,9 +148,9 @@ def _time_reward(
     silence: Silence,
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
-    if ready is None or not isinstance(samples, torch.Tensor):
+    if ready is None or not isinstance(samples, torch.Tensor | Films):
         return _apply(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
-    stream = torch.cuda.Stream(samples.device)
+    stream = torch.cuda.Stream(tensors(samples)[0].device)
     stream.wait_event(ready)
     with torch.cuda.stream(stream):
         values = _apply(reward, samples, rows, one_group=one_group, silence=silence)
@@ -164,8 +165,8 @@ def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: 
     """
     applies = [reward.applies(row.columns) for row in rows]
     finite = [True] * len(rows)
-    if isinstance(samples, torch.Tensor) and samples.is_floating_point():
-        finite = samples.flatten(1).isfinite().all(1).tolist()
+    if isinstance(samples, torch.Tensor | Films):
+        finite = torch.stack([part.flatten(1).isfinite().all(1) for part in tensors(samples)]).all(0).tolist()
     asked = [i for i in range(len(rows)) if applies[i] and finite[i]]
     if broken := sum(applies) - len(asked):
         LOGGER.warning(
@@ -187,7 +188,7 @@ def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: 
 def _select(samples: Samples, indices: Sequence[int]) -> Samples:
     if len(indices) == len(samples):
         return samples
-    return samples[indices] if isinstance(samples, torch.Tensor) else [samples[i] for i in indices]
+    return samples[indices] if isinstance(samples, torch.Tensor | Films) else [samples[i] for i in indices]
 
 
 def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence) -> torch.Tensor:
@@ -222,7 +223,7 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     loaded = [
         [
             replace(
-                load_reward(use.use, use.weight, use.options, use.name, frames=use.frames),
+                load_reward(use.use, use.weight, use.options, use.name, frames=use.frames, of=use.of),
                 only=use.only,
                 offset=use.offset,
             )

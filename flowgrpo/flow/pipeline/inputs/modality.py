@@ -1,14 +1,16 @@
-"""Modality of a pipeline (images, videos or audio), and the shape and rate of its samples."""
+"""Modality of a pipeline (images, videos or audio), and the shape, rate and sound of its samples."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from diffusers import DiffusionPipeline
 
 from flowgrpo.training.reports.samples import FRAME_RATE, SAMPLING_RATE
+from rewards.audio import Films
 
 FRAMES = ("num_frames", "frames")  # arguments for the length of a video
 DURATIONS = ("duration", "audio_duration", "audio_duration_s", "audio_end_in_s", "audio_length_in_s")  # and of a sound
@@ -29,6 +31,21 @@ def modality_of(pipeline: type) -> Literal["image", "video", "audio"]:
     if any(name in arguments for name in (*FRAMES, "num_videos_per_prompt")):
         return "video"
     return "audio" if any(name in arguments for name in DURATIONS) else "image"
+
+
+def has_soundtrack(pipeline: type, call: Mapping[str, Any]) -> bool:
+    """Return whether a pipeline class makes videos with sound, if called so: it denoises latents of both."""
+    arguments = inspect.signature(inspect.unwrap(pipeline.__call__)).parameters
+    return "audio_latents" in arguments and call.get("sample_audio", True)
+
+
+def read_output(pipeline: type, output: Sequence[Any]) -> torch.Tensor | Films:
+    """Return the float32 samples in the output of a pipeline's call: a tensor, or `Films` if it made videos with sound."""
+    frames = output[0].float()
+    if not has_soundtrack(pipeline, {}) or output[1] is None:
+        return frames
+    sound = output[1].float()
+    return Films(frames, sound if sound.ndim == 3 else sound[:, None])
 
 
 def task_of(pipeline: type, given: Collection[str]) -> str:
@@ -60,11 +77,15 @@ def expected_shape(pipeline: type, call: dict[str, Any]) -> tuple[int, ...]:
 
 
 def sampling_rate(pipe: DiffusionPipeline) -> int | None:
-    """Return the sampling rate in Hz of an audio pipeline, from its components' configs; None for other modalities."""
-    if modality_of(type(pipe)) != "audio":
+    """Return the sampling rate in Hz of a pipeline's sounds, from its components' configs; None if it makes none."""
+    if modality_of(type(pipe)) != "audio" and not has_soundtrack(type(pipe), {}):
         return None
-    for component in pipe.components.values():
-        for name in ("sampling_rate", "sample_rate"):
+    for name in (
+        "output_sampling_rate",
+        "sampling_rate",
+        "sample_rate",
+    ):  # a vocoder may have another rate than its VAE
+        for component in pipe.components.values():
             if rate := getattr(getattr(component, "config", None), name, None):
                 return int(rate)
     return SAMPLING_RATE

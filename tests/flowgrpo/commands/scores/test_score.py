@@ -75,9 +75,9 @@ def test_a_film_of_10_bits_scores_as_its_copy_of_8(tmp_path, capsys):
 def test_a_moving_picture_is_all_of_its_frames(tmp_path, kind):
     shades = [Image.new("RGB", (4, 2), (80 * i, 200, 30)) for i in range(3)]
     shades[0].save(tmp_path / f"a.{kind}", save_all=True, append_images=shades[1:], lossless=True)
-    assert read(tmp_path / f"a.{kind}").shape == (3, 3, 2, 4)
+    assert read(tmp_path / f"a.{kind}")[0].shape == (3, 3, 2, 4)
     shades[1].save(tmp_path / f"b.{kind}", lossless=True)
-    assert read(tmp_path / f"b.{kind}").shape == (3, 2, 4)
+    assert read(tmp_path / f"b.{kind}")[0].shape == (3, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_a_group_wise_reward_meets_the_files_of_a_prompt(folder):
 
 def test_samples_are_read_as_they_were_written(tmp_path):
     video = torch.rand(3, 3, 8, 8).round()
-    assert read(save_sample(video, tmp_path / "v")).shape == (3, 3, 8, 8)
+    assert read(save_sample(video, tmp_path / "v"))[0].shape == (3, 3, 8, 8)
     picture = torch.rand(3, 8, 8)
-    torch.testing.assert_close(read(save_sample(picture, tmp_path / "p")), picture, atol=0.5 / 255, rtol=0)
+    torch.testing.assert_close(read(save_sample(picture, tmp_path / "p"))[0], picture, atol=0.5 / 255, rtol=0)
     sound = torch.rand(2, 100) * 2 - 1
-    torch.testing.assert_close(read(save_sample(sound, tmp_path / "s")), sound, atol=1e-4, rtol=0)
+    torch.testing.assert_close(read(save_sample(sound, tmp_path / "s"))[0], sound, atol=1e-4, rtol=0)
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"broken.png"):
         read(tmp_path / "broken.png")

@@ -39,7 +39,9 @@ def test_without_ffmpeg_a_video_is_an_endless_webp_of_its_frames(tmp_path, monke
         image.load()
         assert image.info["duration"] == 62
     said = [record.message for record in caplog.records]
-    assert said == ["videos are written as .webp; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"]
+    assert said == [
+        "videos are written as .webp, without sound; for .mp4 install ffmpeg: pip install 'flowgrpo[video]'"
+    ]
 
 
 def test_audio_is_a_wav_of_16_bit(tmp_path):
