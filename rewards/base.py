@@ -260,14 +260,14 @@ def load(
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`, `of`; or raise RewardError.
+    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`; or raise RewardError.
 
     `complaint` is the message if `use` is neither.
     """
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
-    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames", "of"}:
+    if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames"}:
         raise RewardError(complaint)
-    return load(fields["use"], options=fields.get("options"), frames=fields.get("frames"), of=fields.get("of"))
+    return load(fields["use"], options=fields.get("options"), frames=fields.get("frames"))
 
 
 def find(use: str) -> Any:

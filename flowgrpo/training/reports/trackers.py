@@ -23,6 +23,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.reports.report import place
 from flowgrpo.training.reports.samples import Sample
 from flowgrpo.training.run.run_folder import replace_text
+from rewards.audio import Films, tensors
 from rewards.base import nearest
 
 FILE = "trackers.json"  # file in the run's folder with the ids of the trackers' runs
@@ -138,7 +139,7 @@ def log_pictures(accelerator: Accelerator, samples: Sequence[Sample], step: int,
     """Log pictures of an evaluation to the trackers that support pictures; of a video, a few frames side by side."""
     if not accelerator.is_main_process:
         return
-    visible = [(s.row.prompt, s.decoded) for s in samples if isinstance(s.decoded, torch.Tensor)]
+    visible = [(s.row.prompt, tensors(s.decoded)[0]) for s in samples if isinstance(s.decoded, torch.Tensor | Films)]
     shown = [(prompt, _picture(decoded)) for prompt, decoded in visible if decoded.ndim in (3, 4)]
     for tracker in accelerator.trackers if shown else ():
         _log(tracker, shown, step, newest)

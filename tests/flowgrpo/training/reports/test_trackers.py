@@ -23,6 +23,7 @@ from flowgrpo.schema.sections import Run
 from flowgrpo.training.reports import trackers
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.reports.samples import Sample, Text
+from rewards.audio import Films
 
 RARELY = ["train.updates=1", "train.group_size=2", "eval={every: 2, prompts: 1, save: 1}"]
 
@@ -154,11 +155,13 @@ def test_of_a_video_some_frames_stand_side_by_side_and_texts_are_left_out(record
     tracker = trackers.LOGGER_TYPE_TO_CLASS["wandb"]("p")
     accelerator = SimpleNamespace(is_main_process=True, trackers=[tracker])
     video = torch.arange(5).div(4).view(5, 1, 1, 1).expand(5, 3, 2, 4)
-    decoded = [video, Text("x", [], []), torch.zeros(2, 100), None]
-    samples = [Sample(i, Row("abcd"[i], i), {}, each) for i, each in enumerate(decoded)]
+    decoded = [video, Text("x", [], []), torch.zeros(2, 100), None, Films(video, torch.zeros(1, 100))]
+    samples = [Sample(i, Row("abcde"[i], i), {}, each) for i, each in enumerate(decoded)]
     trackers.log_pictures(accelerator, samples, 7, newest=7)
-    [(step, [(prompt, picture)])] = tracker.logged
+    [(step, [(prompt, picture), (of_film, same)])] = tracker.logged
     assert (step, prompt, picture.shape) == (7, "a", (2, 12, 3))
+    assert of_film == "e"
+    assert (same == picture).all()
     assert picture[0, ::4, 0].tolist() == [0, 128, 255]
 
 
