@@ -76,6 +76,11 @@ class Reward:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         return None if takes_all else [p.name for p in parameters[2:]]
 
+    @property
+    def hears(self) -> bool:
+        """Whether the reward needs the sound of videos: by `of`, or since its function names the argument `soundtrack`."""
+        return self.of == "soundtrack" or "soundtrack" in (self.takes or ())
+
     def __call__(self, samples: Samples, prompts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> torch.Tensor:
         """Return rewards (B,) float64: NaN where the reward does not apply, infinity for numbers that are not finite.
 
@@ -90,7 +95,9 @@ class Reward:
 
         from rewards.audio import Films
 
-        if isinstance(samples, Films) and "soundtrack" in (self.takes or ()):
+        if isinstance(samples, Films) and self.hears:
+            if "soundtrack" in columns:
+                raise RewardError(f"{self} gets the sound of videos as soundtrack, so no column can have that name")
             columns = {**columns, "soundtrack": list(samples.soundtrack)}
         return torch.stack([self._score(seen, prompts, columns) for seen in self._seen(samples)]).mean(0)
 
@@ -114,7 +121,7 @@ class Reward:
 
         if self.of == "soundtrack":
             if not isinstance(samples, Films):
-                raise RewardError(f"{self} has of=soundtrack, but these samples are no videos with sound")
+                raise RewardError(f"{self} has of=soundtrack, but these samples are no videos with sound; leave of out")
             yield samples.soundtrack
             return
         if isinstance(samples, Films):

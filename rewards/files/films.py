@@ -55,10 +55,10 @@ def decode(file: BinaryIO, largest: int) -> Generator[Image.Image, None, None]:
 
 
 def decode_sound(file: BinaryIO, target: str, largest: int) -> None:
-    """Write the sound of a film to the file `target`, a .wav of 16 bits and of at most `largest` bytes.
+    """Write the sound of a film to the file `target`, a .wav of 16 bits.
 
     Raises:
-        ValueError: the film has no sound, or ffmpeg cannot decode it.
+        ValueError: the film has no sound, or one of more than `largest` bytes, or ffmpeg cannot decode it.
         ImportError: imageio-ffmpeg is not installed.
     """
     program, source = _source(detect_container(file))
@@ -67,6 +67,8 @@ def decode_sound(file: BinaryIO, target: str, largest: int) -> None:
     with tempfile.TemporaryFile() as log:
         if status := subprocess.run(command, stdin=file, stderr=log, check=False).returncode:
             raise ValueError(_first_error(_read_log(log), "sound") or f"ffmpeg ended with status {status}")
+    if os.path.getsize(target) >= largest:
+        raise ValueError(f"its sound has more than {largest} bytes")
 
 
 def detect_container(file: BinaryIO) -> str:

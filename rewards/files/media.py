@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, TiffImagePlugin, UnidentifiedImageError
@@ -65,22 +65,25 @@ def film(path: str | Path) -> list[Image.Image]:
 
 def sound(path: str | Path) -> tuple[int, np.ndarray]:
     """Return the sampling rate of a .wav file or of a film's sound, and its raw samples, (N,) for one channel or (N, C)."""
+    with _open_regular(path) as file:
+        if suffixes.suffix_of(path) not in suffixes.FILMS:
+            return _wav(file)
+        with tempfile.NamedTemporaryFile() as heard:
+            films.decode_sound(file, heard.name, LARGEST_FILE)
+            return _wav(heard)
+
+
+def _wav(file: IO[bytes]) -> tuple[int, np.ndarray]:
     from scipy.io import wavfile
 
-    if suffixes.suffix_of(path) in suffixes.FILMS:
-        with _open_regular(path) as film, tempfile.TemporaryDirectory() as folder:
-            heard = os.path.join(folder, "sound.wav")
-            films.decode_sound(film, heard, LARGEST_FILE)
-            return sound(heard)
-    with _open_regular(path) as file:
-        rate, samples = wavfile.read(file)
-        if not samples.size:
-            raise ValueError("it holds no samples")
-        if not 0 < rate <= HIGHEST_RATE:
-            raise ValueError(f"{rate} samples per second are not between 1 and {HIGHEST_RATE}")
-        if not np.isfinite(samples).all():
-            raise ValueError("some of its samples are not finite")
-        return rate, samples
+    rate, samples = wavfile.read(file)
+    if not samples.size:
+        raise ValueError("it holds no samples")
+    if not 0 < rate <= HIGHEST_RATE:
+        raise ValueError(f"{rate} samples per second are not between 1 and {HIGHEST_RATE}")
+    if not np.isfinite(samples).all():
+        raise ValueError("some of its samples are not finite")
+    return rate, samples
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def _film(path: Path) -> bytes:
         file = Path(folder) / "small.mp4"
         source = ["-protocol_whitelist", "file", "-f", films.detect_container(opened), "-i", str(path.absolute())]
         try:
-            video_files.run(program, [*source, "-vf", scale], file)
+            video_files.run(program, [*source, "-ac", "2", "-vf", scale], file)
         except OSError as error:
             raise media.MediaError(f"{path} cannot be shown ({error})") from error
         return file.read_bytes()

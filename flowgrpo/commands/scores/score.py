@@ -111,7 +111,7 @@ def score_files(
 ) -> Iterator[dict[int, float | None]]:
     """Yield the scores of files by their indices, after each call of the reward; see `score_folder`."""
     for indices in batches(files, reward.group_wise, batch_size):
-        samples, rates = zip(*(read(folder / files[i].name, reward.of) for i in indices), strict=True)
+        samples, rates = zip(*(read(folder / files[i].name, heard=reward.hears) for i in indices), strict=True)
         known = {i: files[i].at_rate(rate) for i, rate in zip(indices, rates, strict=True)}
         for alike in _by_shape(indices, samples, reward):
             values = _score(reward, [known[i] for i in alike], list(alike.values()))
@@ -192,15 +192,14 @@ def batches(files: Sequence[File], group_wise: bool, batch_size: int = BATCH) ->
 
 def _by_shape(indices: Sequence[int], samples: Sequence[Sample], reward: Reward) -> list[dict[int, Sample]]:
     """Group samples by shape; each group maps indices of files to samples."""
-    by_shape: defaultdict[tuple[int, ...], dict[int, Sample]] = defaultdict(dict)
+    by_shape: defaultdict[str, dict[int, Sample]] = defaultdict(dict)
     for i, sample in zip(indices, samples, strict=True):
-        by_shape[() if isinstance(sample, str) else sum((tuple(part.shape) for part in tensors(sample)), ())][i] = (
-            sample
-        )
+        parts = () if isinstance(sample, str) else tensors(sample)
+        by_shape[" with ".join(str(tuple(part.shape)) for part in parts)][i] = sample
     if reward.group_wise and len(by_shape) > 1:
         raise InputError(
             f"--samples: {reward.name} compares the samples of a prompt, but here they have the shapes "
-            f"{' and '.join(map(str, by_shape))}"
+            f"{' and '.join(by_shape)}"
         )
     return list(by_shape.values())
 
@@ -225,10 +224,10 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
     return [None if value != value else value for value in values.tolist()]
 
 
-def read(path: Path, of: str | None = None) -> tuple[Sample, int | None]:
+def read(path: Path, heard: bool = False) -> tuple[Sample, int | None]:
     """Return the sample of a file as rewards receive it, and its sampling rate in Hz; raise InputError if it cannot be read.
 
-    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]. With `of` soundtrack a
+    A picture is (3, H, W) and a video (F, 3, H, W), float32 in [0, 1]; audio is (C, N) in [-1, 1]. If it is `heard`, a
     video is `Films`. A .json file gives its field `text`; it has the fields of `flowgrpo.training.reports.samples.Text`.
     """
     suffix = suffixes.suffix_of(path)
@@ -239,9 +238,11 @@ def read(path: Path, of: str | None = None) -> tuple[Sample, int | None]:
                 f"--samples: {path} is not a text as flowgrpo sample writes them, an object with the key text"
             )
         return document["text"], None
+    if heard and suffix not in suffixes.FILMS:
+        raise InputError(f"--samples: {path} is no film with sound, which are {', '.join(sorted(suffixes.FILMS))}")
     try:
         pixels = None if suffix in suffixes.SOUNDS else torch.from_numpy(media.pixels(path))
-        if pixels is not None and of != "soundtrack":
+        if pixels is not None and not heard:
             return pixels, None
         rate, sound = conditions.sound(str(path))
         return sound if pixels is None else Films(pixels, sound), rate

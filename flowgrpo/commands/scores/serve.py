@@ -42,7 +42,7 @@ def serve(
     written = [yaml_maps.parse_yaml(text, "REWARD") if text.startswith("{") else text for text in uses]
     settings = config.validate({"model": {"path": "shapes"}, "rewards": written})
     for use in settings.rewards:
-        for key in ("only", "weight"):
+        for key in ("only", "weight", "of"):
             if key in use.model_fields_set:
                 raise InputError(
                     f"{use.use}: {key} belongs into the config of the run, a server scores what it is sent"
@@ -57,6 +57,10 @@ def serve(
     device = device or default_device()
     served = [load(use.use, use.weight, use.options, use.name, frames=use.frames) for use in settings.rewards]
     for reward in served:
+        if reward.hears:
+            raise InputError(
+                f"{reward.name}: a sound does not travel beside its video; serve a reward of the sound alone"
+            )
         reward.to(device)
     application = server.app(served, token, batch_size=batch_size, max_bytes=max_mib << 20, device=device)
     host = f"[{host}]" if ":" in host else host

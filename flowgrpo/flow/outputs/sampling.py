@@ -21,6 +21,7 @@ from flowgrpo.schema.validation import checked
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
 from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
+from rewards.audio import Films
 from rewards.compute import default_device
 
 
@@ -32,7 +33,7 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     """
     policy = _policy(use, rows)
 
-    def generate(part: Sequence[Row]) -> list[torch.Tensor]:
+    def generate(part: Sequence[Row]) -> list[torch.Tensor | Films]:
         with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
             return list(policy.generate(part))
 
@@ -57,7 +58,7 @@ def run_sampler(settings: Config, run: Path, found: Path, rows: Sequence[Row]) -
     checkpoint.load_averaged(found, weights)
     call = eval_call(settings, policy)
 
-    def generate(part: Sequence[Row]) -> list[torch.Tensor]:
+    def generate(part: Sequence[Row]) -> list[torch.Tensor | Films]:
         limited = policy.limited(settings.eval.adapter_steps, weights.enable_training)
         with policy.call_overrides(**call), limited:
             return list(policy.generate(part))

@@ -53,13 +53,13 @@ def test_rewards_hear_what_a_run_trains_and_its_films_keep_it(workplace, model, 
     rate, sound = media.sound(workplace / "runs/t/samples" / rows[0]["file"])
     assert rate == 16000
     assert sound.std() > 0
-    use = "{use: './heard.py:loud', of: soundtrack}"
+    uses = ["{use: './heard.py:loud', of: soundtrack}", "./heard.py:both"]
     capsys.readouterr()
-    assert main(["score", use, "--samples", "runs/t/samples", "--format", "json"]) == 0
+    assert main(["score", *uses, "--samples", "runs/t/samples", "--format", "json"]) == 0
     scored = json.loads(capsys.readouterr().out)
-    assert [row["rewards"]["loud"] for row in scored] == pytest.approx(
-        [row["rewards"]["loud"] for row in rows], rel=0.1
-    )
+    for name in ("loud", "both"):
+        in_run = [row["rewards"][name] for row in rows]
+        assert [row["rewards"][name] for row in scored] == pytest.approx(in_run, rel=0.1)
 
 
 @pytest.mark.parametrize(("name", "call", "makes"), [
@@ -98,7 +98,28 @@ def test_a_soundtrack_asked_of_silent_videos_is_one_sentence():
         rewards.load("loudness", of="soundtrack", frames="first")
 
 
-def test_a_film_without_sound_is_named(workplace, capsys):
-    shutil.copy(FILM, workplace / "silent.webm")
-    assert main(["score", "{use: loudness, of: soundtrack}", "--samples", "."]) == 2
-    assert "silent.webm cannot be read (it has no sound)" in capsys.readouterr().err
+@pytest.mark.parametrize(("file", "said"), [
+    ("a.webm", "a.webm cannot be read (it has no sound)"),
+    ("a.wav", "a.wav is no film with sound, which are .mov, .mp4, .webm"),
+])  # fmt: skip
+def test_a_file_without_a_soundtrack_is_named(workplace, capsys, file, said):
+    (workplace / "silent").mkdir()
+    shutil.copy(FILM, workplace / "silent" / file)
+    assert main(["score", "{use: loudness, of: soundtrack}", "--samples", "silent"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_takes_no_soundtrack(workplace, capsys):
+    (workplace / "heard.py").write_text(REWARDS)
+    assert main(["serve", "{use: loudness, of: soundtrack}", "--port", "0"]) == 2
+    assert "loudness: of belongs into the config of the run" in capsys.readouterr().err
+    assert main(["serve", "./heard.py:both", "--port", "0"]) == 2
+    assert "both: a sound does not travel beside its video" in capsys.readouterr().err
+
+
+def test_no_column_of_the_prompts_takes_the_name_of_the_soundtrack():
+    films = Films(torch.rand(1, 2, 3, 4, 4), torch.rand(1, 1, 9))
+    reward = rewards.Reward("heard", lambda videos, prompts, soundtrack: [1.0])
+    assert reward(films, ["a"], {}).tolist() == [1.0]
+    with pytest.raises(RewardError, match="gets the sound of videos as soundtrack, so no column can have that name"):
+        reward(films, ["a"], {"soundtrack": ["x"]})
