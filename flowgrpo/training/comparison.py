@@ -22,10 +22,10 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     gathered = run.collectives.gather_shards([(units, *batch.outcomes, batch.scores.lost)])
     all_units, indices = CreditUnits.concatenate([each[0] for each in gathered])
     prompts = torch.tensor(groups.prompts)[all_units.comparison[:, 0]].tolist()
-    expected = run.prompt_stats.mean_rewards(prompts, run.done)
+    past = run.prompt_stats.past(prompts, run.done)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
-        all_units, weights, expected=expected, baseline=algorithm.baseline, select=select
+        all_units, weights, past=past, baseline=algorithm.baseline, select=select
     )
     rewards = torch.cat([each[1] for each in gathered])
     total = run.credited.total(rewards)

@@ -14,6 +14,7 @@ from torch import Tensor
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import Baseline, weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.past_rewards import PastRewards
 
 
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
@@ -82,18 +83,18 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Baseline, select: Select | None
+    units: CreditUnits, weights: Tensor, *, past: PastRewards | None, baseline: Baseline, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units, and a mask (U,) of the units that are trained on.
 
-    `expected` (U,) is the mean reward of each unit's prompt so far; NaN if unknown.
+    `past` are the rewards of earlier iterations; None if there are none.
     """
     total = weighted_sum(units.values, weights)
     trained = select_units(total, units.comparison, select)
     only_trained = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
-        values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
+        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested
     )
     if only_trained:
         total = total.where(trained, torch.nan)

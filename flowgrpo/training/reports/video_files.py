@@ -34,7 +34,9 @@ def say_once_that_there_is_no_ffmpeg() -> None:
     )
 
 
-def write_mp4(program: str, frames: np.ndarray, file: Path, frame_rate: float, *, soundtrack: Path | None = None) -> None:
+def write_mp4(
+    program: str, frames: np.ndarray, file: Path, frame_rate: float, *, soundtrack: Path | None = None
+) -> None:
     """Write frames, uint8 (F, H, W, 3), as an H.264 video that browsers can stream. Raises OSError if ffmpeg failed.
 
     `soundtrack` is a .wav file, which becomes AAC.

@@ -22,12 +22,12 @@ from samplers import noise
 
 def test_history_forgets_by_half_lives():
     stats = PromptStats(half_life=2.0)
-    assert stats.mean_rewards([7], 0).isnan().all()
+    assert stats.past([7], 0).mean.isnan().all()
     stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
     assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
     assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
     stats.add([7], torch.tensor([1.0]), 4)
-    assert stats.mean_rewards([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
+    assert stats.past([7], 4).mean.item() == pytest.approx((0.25 + 1) / 1.5)
     other = PromptStats(2.0)
     other.restore(stats.state())
     assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
@@ -101,7 +101,7 @@ def normalized(rewards, baseline, select=None):
     zeros, size = torch.zeros(len(rewards), dtype=torch.long), len(rewards)
     values = torch.tensor(rewards, dtype=torch.float64)[:, None]
     units = CreditUnits(values, zeros[:, None], torch.ones(size).double(), zeros, root=zeros)
-    options = {"weights": torch.ones(1).double(), "expected": torch.full((size,), torch.nan)}
+    options = {"weights": torch.ones(1).double(), "past": None}
     advantages, trained = normalize_advantages(units, baseline=baseline, select=select, **options)
     return advantages.tolist(), trained.tolist()
 
