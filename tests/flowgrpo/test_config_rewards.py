@@ -44,6 +44,8 @@ def test_what_nested_comparisons_cannot_have(algorithm, said):
             {"name": "tracker", "combine": "decoupled"},
             "combine: tracker remembers one number for each prompt, take sum, worst or cautious",
         ),
+        ({"name": "beta", "worst": 1.0}, "best: 1.0 is not above algorithm.baseline.worst = 1.0"),
+        ({"name": "beta", "bound": 0.5}, "bound: 0.5 is wrong, input should be greater than or equal to 1"),
     ],
 )
 def test_what_rewards_cannot_be_put_together_by(kind, baseline, said):

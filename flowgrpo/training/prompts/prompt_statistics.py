@@ -55,6 +55,6 @@ class PromptStats:
     def restore(self, state: Mapping[str, list[float]]) -> None:
         """Restore what `state` returned. The states of earlier versions lack squares, which count as 0."""
         self.seen = {
-            int(prompt): (count, total, int(last), *(squares or [0.0]))
+            int(prompt): (count, total, int(last), squares[0] if squares else 0.0)
             for prompt, (count, total, last, *squares) in state.items()
         }
