@@ -174,8 +174,8 @@ class Train(Strict):
     optimizer: Optimizer = Optimizer()
     """The AdamW implementation and its parameters; a word is its name."""
     half_life: float = Field(8.0, gt=0)
-    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baseline tracker) and of
-    steps (tree adaptive)."""
+    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baselines tracker and
+    cumulative) and of steps (tree adaptive)."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only

@@ -77,6 +77,7 @@ def test_a_file_that_is_missing_or_cut_off_is_one_sentence_without_a_model_and_w
         *({"updates": updates} for updates in (0.5, math.nan)),
         {"sound": "no"},
         {"beta": []},
+        *({"memory": memory} for memory in (3, ["1"], [[1]])),
         *({"history": history} for history in ([], {"a": [1, 2, 3]}, {"1": [1, 2]}, {"1": [1, 2, "3"]})),
     ],
 )
