@@ -35,6 +35,16 @@ class PromptStats:
         count, total, square = torch.tensor(stats, dtype=torch.float64).reshape(-1, 3).unbind(1)
         return PastRewards(count, total / count, square)
 
+    def variances(self, prompts: Iterable[int], iteration: int) -> Tensor:
+        """Return the variance (P,) of each prompt's rewards so far, float64, discounted up to `iteration`.
+
+        Two rewards of the mean variance of these prompts are added to each, so that few equal rewards do not count as no
+        variance. All are 1 if none is known or positive.
+        """
+        past = self.past(prompts, iteration)
+        mean = past.square.sum() / past.count.sum().clamp(min=1e-300)
+        return (past.square + 2 * mean) / (past.count + 2) if mean > 0 else torch.ones_like(past.count)
+
     def add(self, prompts: Iterable[int], rewards: Tensor, iteration: int) -> None:
         """Add rewards (B,) of samples to their prompts (B); a lost reward (NaN) is skipped."""
         for prompt, reward in zip(prompts, rewards.tolist(), strict=True):
