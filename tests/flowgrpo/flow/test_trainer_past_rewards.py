@@ -1,8 +1,13 @@
 """Runs whose baselines compare with the rewards of earlier iterations."""
 
+import math
+import statistics
+
+import oracle
 import pytest
 import torch
 from field import closeness, differing, lines, resumed, settings, trainer
+from gaussian_flow import gradient, moments
 
 KEPT = {"quantile": 2, "cumulative": 0}  # numbers that the baseline itself remembers
 
@@ -48,3 +53,25 @@ def test_the_first_quantiles_of_a_run_are_those_of_its_first_rewards(tmp_path):
     run.iterate()
     levels = torch.tensor(run.config.algorithm.baseline.levels, dtype=torch.float64)
     assert run.memory == pytest.approx(torch.cat(seen).quantile(levels).tolist())
+
+
+def test_an_update_climbs_the_expected_utility_of_a_linear_reward():
+    """x is normal, and the quantiles are held at its mean and a standard deviation above.
+
+    Half of it lies below them and 0.341 between them, so at every step the expected utility moves with the mean by
+    (1.5 x 0.5 / 0.2 + 0.341 / 0.6) / 2.5.
+    """
+    baseline = {"name": "quantile", "std": "none", "rate": 1e-12}
+    with oracle.trainer("flow_grpo", "linear", **{"algorithm.baseline": baseline}) as run:
+        chain, _ = oracle.paths(run.rollout(0, run.groups(0)).tree)
+        mean, variance = moments(chain)
+        run.memory = [mean, mean + math.sqrt(variance)]
+        seen = [oracle.batch(run, "linear", iteration) for iteration in range(30)]
+    slope = (1.5 * 0.5 / 0.2 + (statistics.NormalDist().cdf(1) - 0.5) / 0.6) / 2.5
+    steps = range(len(chain) - 1)
+    exact = [slope * gradient(chain[:i], chain[i], chain[i + 1 :], "linear").theta for i in steps]
+    for i in steps:
+        found = [each.signal[i].theta for each in seen]
+        assert abs(statistics.mean(found) - exact[i]) < 3.5 * statistics.stdev(found) / math.sqrt(len(found))
+    total = statistics.mean(sum(each.signal[i].theta for i in steps) for each in seen)
+    assert total == pytest.approx(sum(exact), rel=0.2)
