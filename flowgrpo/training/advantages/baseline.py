@@ -224,11 +224,12 @@ def beta_weights(p: Tensor) -> Tensor:
     """Return weights (S,) of sets with success rates `p` (S,): 1 over the density of a Beta distribution at p, at most 1e6.
 
     Its parameters are 1 + a/3 and 1 + b/3, at least 1, as in the code of BNPO (arXiv 2506.02864); a and b are those of the
-    Beta distribution with the mean and the variance (n - 1) of all `p`. All weights are 1 if `p` do not vary.
+    Beta distribution with the mean and the variance (n - 1) of all `p`. All weights are 1 if the standard
+    deviation of `p` is below 1e-6, where the density cannot be computed.
     """
     mean = p.mean()
     variance = p.var() if len(p) > 1 else p.new_zeros(())
-    if variance == 0:
+    if variance < 1e-12:
         return torch.ones_like(p)
     mass = mean * (1 - mean) / variance - 1
     alpha, beta = (1 + mass * mean / 3).clamp(min=1), (1 + mass * (1 - mean) / 3).clamp(min=1)

@@ -54,6 +54,13 @@ def test_the_bound_holds_where_one_group_lies_far_from_others():
     assert bound.max() / bound.min() == pytest.approx(5 / unbound.min().clamp(min=0.2).item())
 
 
+@pytest.mark.parametrize(("apart", "most"), [(1e-16, 1.0), (1e-7, 1.0), (1e-5, 1e-4)])
+def test_rates_that_hardly_differ_have_finite_weights(apart, most):
+    """From a std of 1e-6 on a weight is about the std, since the density is about 1 over it."""
+    weights = beta_weights(0.3 + apart * torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
+    assert ((weights > apart) & (weights <= most)).all()
+
+
 @pytest.mark.parametrize("bound", [None, 5.0])
 def test_sets_of_one_rate_are_compared_without_weights(bound):
     values, sets = binary(2, 2)
