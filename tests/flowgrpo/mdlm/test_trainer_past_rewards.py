@@ -8,11 +8,12 @@ from in_turn import after_first_step
 from flowgrpo.commands.runs import train as run
 
 
-@pytest.mark.parametrize("name", ["quantile", "cumulative"])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(settings, name):
+@pytest.mark.parametrize(("name", "budget"), [("quantile", "equal"), ("cumulative", "root_variance")])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(settings, name, budget):
+    choices = {"algorithm__preset": "diffu_grpo", "algorithm__baseline": name, "prompts__pick__budget": budget}
+
     def trained(run_name, **more):
-        choices = {"algorithm__preset": "diffu_grpo", "algorithm__baseline": name, "run__name": run_name, **more}
-        return run.train_config(settings(**choices))
+        return run.train_config(settings(run__name=run_name, **choices, **more))
 
     whole = trained("whole")
     after_first_step(whole.folder.parent, "whole", "parts")

@@ -32,6 +32,9 @@ def test_history_forgets_by_half_lives():
     other = PromptStats(2.0)
     other.restore(stats.state())
     assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
+    assert other.past([7], 9).square == stats.past([7], 9).square > 0
+    other.restore({"7": [2.0, 1.0, 9]})  # of an earlier version
+    assert [each.item() for each in (other.past([7], 9).mean, other.past([7], 9).square)] == [0.5, 0]
 
 
 def test_prompts_of_uncertain_outcome_are_drawn_most():
