@@ -224,8 +224,8 @@ def beta_weights(p: Tensor) -> Tensor:
     """Return weights (S,) of sets with success rates `p` (S,): 1 over the density of a Beta distribution at p, at most 1e6.
 
     Its parameters are 1 + a/3 and 1 + b/3, at least 1, as in the code of BNPO (arXiv 2506.02864); a and b are those of the
-    Beta distribution with the mean and the variance (n - 1) of all `p`. All weights are 1 if the standard
-    deviation of `p` is below 1e-6, where the density cannot be computed.
+    Beta distribution with the mean and the variance (n - 1) of all `p`. All weights are 1 if the standard deviation of `p`
+    is below 1e-6, where float64 is too coarse for the density, or if there is only one p.
     """
     mean = p.mean()
     variance = p.var() if len(p) > 1 else p.new_zeros(())
@@ -241,9 +241,10 @@ def beta_weights(p: Tensor) -> Tensor:
 class Beta(Baseline):
     """Baseline that subtracts the mean p of the set and divides by a Beta density at p (BNPO, arXiv 2506.02864).
 
-    The density is that of the p of all sets. A density of 1 divides by nothing; one with both parameters 3/2 divides by
-    the standard deviation of a binary reward. Continuous rewards vary little between sets. Then the density is narrow and
-    weights reach 1e6, so `bound` is on by default; the paper's code has none.
+    Rewards are mapped from [`worst`, `best`] to [0, 1] first. The density is fitted to the p of all sets, see
+    `beta_weights`. With both parameters 1 it is 1; with both 3/2 it is proportional to the standard deviation of a binary
+    reward. The means of continuous rewards vary little between sets, so that the density is narrow and weights of a few sets
+    reach 1e6. So `bound` is on by default; the paper's code has none.
     """
 
     name: Literal["beta"] = "beta"
@@ -269,8 +270,8 @@ class Beta(Baseline):
         deviation, _, square = set_statistics(solved, comparison)
         _, index = comparison.unique(dim=0, return_inverse=True)
         known = solved.isfinite()
-        means = solved.new_full((int(index.max()) + 1,), torch.nan)
-        means[index[known]] = (solved - deviation)[known].clamp(0, 1)
+        means = solved.new_full((int(index.max()) + 1,), -torch.inf)
+        means = means.scatter_reduce(0, index[known], (solved - deviation)[known].clamp(0, 1), "amax")
         weights, found = torch.ones_like(means), means.isfinite()
         weights[found] = beta_weights(means[found])
         weight, varied = weights[index], known & (square > 0)
