@@ -29,6 +29,8 @@ def comparisons() -> Family:
         Variant("leave_one_out", _baseline("leave_one_out"), 1 / share),
         Variant("absolute", _baseline("absolute", value=expected(chain, "quadratic")), 1 / share),
         Variant("tracker", _baseline("tracker", std="none"), 1 / share),
+        Variant("cumulative", _baseline("cumulative"), None),
+        Variant("quantile", _baseline("quantile", std="none"), None),
         Variant("median, no spread", _baseline("median", std="none"), known["median"] / share**2),
         Variant("median, over mad, cut at 5", _baseline("median", clip=5.0, eps=1e-4), known["median_mad"] / share**2),
         Variant("std of the group", {"algorithm.baseline.std": "group"}, known["std0"] / share),
@@ -57,6 +59,8 @@ def successes() -> Family:
     scaled = spread / (p * (1 - p)) / share
     variants = [
         Variant("mean, of successes"),
+        Variant("beta, of successes", _baseline("beta"), None),
+        Variant("beta, of successes, no bound", _baseline("beta", bound=None), None),
         Variant("drop_zero, of successes", {"algorithm.baseline.drop_zero": True}, 1 / differ),
         Variant("std of the group, of successes", {"algorithm.baseline.std": "group"}, scaled),
     ]

@@ -383,7 +383,7 @@ class Config(RunConfig):
                 "eval.adapter_steps: with model.lora=null there is no base model beside the trained one; train adapters, or "
                 "keep a copy of it by algorithm.objective.kl.reference=fixed, a beta above 0 and run.sharding=none"
             )
-        if self.prompts.pick.budget == "knapsack" and roots == 1:
+        if self.prompts.pick.budget != "equal" and roots == 1:
             raise InputError(
                 f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
                 "cannot be shared out; take a larger train.group_size, or equal"

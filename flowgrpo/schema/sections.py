@@ -24,18 +24,19 @@ Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
 class Pick(Strict):
     """Options of an iteration's choice of prompts, group sizes and loss weights.
 
-    The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]. The mean is discounted
-    over iterations; see `train.half_life`.
+    The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; `budget: root_variance`
+    uses the variance of the rewards as they are. Both are discounted over iterations; see `train.half_life`.
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
     """shuffle: one pass over all prompts after another; variance: those whose rewards should differ most (VADE)."""
-    budget: Literal["equal", "knapsack"] = "equal"
-    """equal groups, or knapsack (Knapsack RL): samples move to prompts where they teach more."""
+    budget: Literal["equal", "knapsack", "root_variance"] = "equal"
+    """equal groups, or samples move between prompts: knapsack, to where they teach more (Knapsack RL); root_variance, in
+    proportion to the standard deviation of a prompt's rewards (Rollout-GDRO)."""
     least: float = Field(0.5, gt=0, le=1)
-    """Smallest group of the knapsack, as a multiple of the equal size."""
+    """Smallest group where samples move, as a multiple of the equal size."""
     most: float = Field(2.0, ge=1)
-    """Largest group of the knapsack, as a multiple of the equal size."""
+    """Largest group where samples move, as a multiple of the equal size."""
     robust: float = Field(0.0, ge=0)
     """Above 0, groups weigh softmax(robust x (1 - p)): the prompts that are solved least count more (Prompt-GDRO)."""
     worst: float = 0.0
@@ -174,8 +175,8 @@ class Train(Strict):
     optimizer: Optimizer = Optimizer()
     """The AdamW implementation and its parameters; a word is its name."""
     half_life: float = Field(8.0, gt=0)
-    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baseline tracker) and of
-    steps (tree adaptive)."""
+    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baselines tracker and
+    cumulative) and of steps (tree adaptive)."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only

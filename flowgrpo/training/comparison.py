@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from flowgrpo.training.advantages import unit_selection
@@ -16,20 +18,22 @@ from flowgrpo.training.wing import Compared, Wing
 def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Compared:
     """Compare the units of all processes; return the advantages of this process's units and metrics over all units.
 
-    All processes call this together. It also adds the rewards to the prompt statistics.
+    All processes call this together. It also adds the rewards to the prompt statistics and to the
+    baseline's memory.
     """
     algorithm, groups = run.config.algorithm, batch.groups
     gathered = run.collectives.gather_shards([(units, *batch.outcomes, batch.scores.lost)])
     all_units, indices = CreditUnits.concatenate([each[0] for each in gathered])
     prompts = torch.tensor(groups.prompts)[all_units.comparison[:, 0]].tolist()
-    expected = run.prompt_stats.mean_rewards(prompts, run.done)
+    past = replace(run.prompt_stats.past(prompts, run.done), memory=run.memory)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
-        all_units, weights, expected=expected, baseline=algorithm.baseline, select=select
+        all_units, weights, past=past, baseline=algorithm.baseline, select=select
     )
     rewards = torch.cat([each[1] for each in gathered])
     total = run.credited.total(rewards)
     run.prompt_stats.add([groups.prompts[group] for each in gathered for group in each[2]], total, run.done)
+    run.memory = algorithm.baseline.remember(run.memory, total)
     teaching = trained & all_units.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
     wing_metrics = wing.observe(all_units, batch)
     line = {

@@ -40,6 +40,7 @@ class RunState:
         shard: the data shard that this process works on now.
         done: number of finished iterations.
         beta: coefficient of the KL term; may adapt.
+        memory: what the baseline remembers of all rewards, see `Baseline.remember`.
         combination: how the run's rewards are combined, for evaluations.
         credited: how the rewards that are trained on are combined; differs from `combination` if a run trains on stored
             groups, which have their own rewards.
@@ -70,6 +71,7 @@ class RunState:
     versions: Versions = field(init=False)
     report: Report = field(init=False)
     beta: float = field(init=False)
+    memory: list[float] = field(default_factory=list)
     done: int = 0
 
     def __post_init__(self) -> None:

@@ -44,6 +44,14 @@ def test_what_nested_comparisons_cannot_have(algorithm, said):
             {"name": "tracker", "combine": "decoupled"},
             "combine: tracker remembers one number for each prompt, take sum, worst or cautious",
         ),
+        (
+            {"name": "cumulative", "combine": "per_reward"},
+            "combine: cumulative remembers one number for each prompt, take sum, worst or cautious",
+        ),
+        ({"name": "quantile", "levels": [0.8, 0.2]}, "levels: [0.8, 0.2] do not rise, take [0.2, 0.8]"),
+        ({"name": "quantile", "levels": [0.5, 0.5]}, "levels: [0.5, 0.5] do not rise"),
+        ({"name": "beta", "worst": 1.0}, "best: 1.0 is not above algorithm.baseline.worst = 1.0"),
+        ({"name": "beta", "bound": 0.5}, "bound: 0.5 is wrong, input should be greater than or equal to 1"),
     ],
 )
 def test_what_rewards_cannot_be_put_together_by(kind, baseline, said):

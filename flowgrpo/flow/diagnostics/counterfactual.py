@@ -218,9 +218,8 @@ def _credit(
 ) -> dict[int, float | None]:
     """Return the advantage of the edge to each node, for nodes whose edge belongs to a credit unit."""
     units = algorithm.credit.units(tree, combination.columns(rewards), combination.weights)
-    unknown = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, _ = unit_selection.normalize_advantages(
-        units, combination.weights, expected=unknown, baseline=algorithm.baseline, select=config.train.select
+        units, combination.weights, past=None, baseline=algorithm.baseline, select=config.train.select
     )
     values = advantages.tolist()
     return {node: finite_or_none(values[unit]) for node, unit in enumerate(units.of_edge.tolist()) if unit >= 0}

@@ -26,7 +26,7 @@ from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.methods.trees.custom_tree import Custom
 from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
 from flowgrpo.schema.base import Choice, named
-from flowgrpo.training.advantages.baseline import BASELINES
+from flowgrpo.training.advantages.past_baselines import BASELINES
 
 OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
     Clip,

@@ -206,7 +206,7 @@ def check_stored(config: Any) -> None:
         raise InputError(
             "train.draft: it chooses the starts of rollouts, and data.groups is sampled already; take null"
         )
-    if config.prompts.pick.budget == "knapsack":
+    if config.prompts.pick.budget != "equal":
         raise InputError("prompts.pick.budget: data.groups has groups of one size, which do not grow; take equal")
 
 

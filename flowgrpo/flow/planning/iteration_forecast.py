@@ -58,9 +58,8 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     units = algorithm.credit.units(tree, rewards[:, None], weights)
     if units.anchor is None and not units.compares:
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
-    unseen = torch.full((len(units.values),), torch.nan, dtype=torch.float64)
     advantages, trained = unit_selection.normalize_advantages(
-        units, weights, expected=unseen, baseline=algorithm.baseline, select=train.select
+        units, weights, past=None, baseline=algorithm.baseline, select=train.select
     )
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:

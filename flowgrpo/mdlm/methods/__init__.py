@@ -22,7 +22,7 @@ from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, Se
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
 from flowgrpo.schema.base import Choice, named
-from flowgrpo.training.advantages.baseline import BASELINES
+from flowgrpo.training.advantages.past_baselines import BASELINES
 
 CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),

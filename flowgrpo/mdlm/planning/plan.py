@@ -316,7 +316,7 @@ def _trained_answers(config: TextConfig) -> tuple[int, bool]:
     exact = config.algorithm.baseline.drops is None
     if select is None:
         return samples, exact
-    if config.prompts.pick.budget == "knapsack":  # groups of unequal size round unequally
+    if config.prompts.pick.budget != "equal":  # groups of unequal size round unequally
         return samples, False
     return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), exact
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.schema.base import Choice, named
+from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
@@ -19,6 +20,7 @@ from flowgrpo.training.advantages.comparison_sets import (
     set_pivots,
     set_statistics,
 )
+from flowgrpo.training.advantages.past_rewards import PastRewards
 
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
@@ -74,7 +76,7 @@ class Baseline(Choice):
         comparison: Tensor,
         *,
         anchor: Tensor | None = None,
-        expected: Tensor | None = None,
+        past: PastRewards | None = None,
         nested: NestedSets | None = None,
     ) -> Tensor:
         """Return the advantages (U,) of units. Raises InputError if this baseline cannot compare units of this kind.
@@ -84,13 +86,13 @@ class Baseline(Choice):
             weights: (R,) weights of the rewards.
             comparison: (U, C) integers; units with equal rows form one set.
             anchor: (U,) coefficients; coefficient x total reward is added to the advantage.
-            expected: (U,) mean reward of the unit's prompt before this iteration; NaN if unknown.
+            past: rewards of earlier iterations; None if there are none.
             nested: smaller sets within those of `comparison`.
         """
 
         def relative(column: Tensor) -> Tensor:
             if nested is None:
-                return self.relative(column, comparison, expected)
+                return self.relative(column, comparison, past)
             return self.within(column, comparison, nested)
 
         total = weighted_sum(values, weights)
@@ -116,8 +118,12 @@ class Baseline(Choice):
         """Return a mask (U,) of units whose edges leave the update; `values` (U,) are total rewards, NaN if lost."""
         return (advantages == 0) & self.drop_zero
 
+    def remember(self, memory: Sequence[float], totals: Tensor) -> list[float]:
+        """Return what this baseline remembers of all rewards, after the total rewards (B,) of an iteration; here nothing."""
+        return []
+
     @abstractmethod
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         """Return the advantages (U,) for one column of values (U,), NaN where lost; see `advantages`."""
 
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
@@ -147,7 +153,7 @@ class GroupMean(Baseline):
     """Sets of a smaller standard deviation have advantage 0."""
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         return group_mean(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof, min_std=self.min_std)
 
 
@@ -169,7 +175,7 @@ class LeaveOneOut(Baseline):
     """Standard deviation that divides: of the group, of the whole batch (global), or none."""
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         return leave_one_out(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof)
 
     @override
@@ -196,7 +202,7 @@ class Median(Baseline):
     """Whether the pivot, one sample of each group, leaves the update."""
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         known = values.isfinite()
         deviation = (values - set_medians(values, comparison)).where(known, 0.0)
         if self.std == "mad":
@@ -214,33 +220,65 @@ class Median(Baseline):
         return super().drop_mask(advantages, values, comparison) | (set_pivots(values, comparison) & self.drop_pivot)
 
 
-class Tracker(Baseline):
-    """Baseline that subtracts the prompt's mean reward so far in this run (SPO, arXiv 2509.13232).
+def beta_weights(p: Tensor) -> Tensor:
+    """Return weights (S,) of sets with success rates `p` (S,): 1 over the density of a Beta distribution at p, at most 1e6.
 
-    For a prompt without earlier rewards it is leave-one-out. A group of equal rewards still has a signal: whether they
-    are better than expected. With std `global`, the mean of all deviations is subtracted as well, as in SPO.
+    Its parameters are 1 + a/3 and 1 + b/3, at least 1, as in the code of BNPO (arXiv 2506.02864); a and b are those of the
+    Beta distribution with the mean and the variance (n - 1) of all `p`. All weights are 1 if the standard deviation of `p`
+    is below 1e-6, where float64 is too coarse for the density, or if there is only one p.
+    """
+    mean = p.mean()
+    variance = p.var() if len(p) > 1 else p.new_zeros(())
+    if variance < 1e-12:
+        return torch.ones_like(p)
+    mass = mean * (1 - mean) / variance - 1
+    alpha, beta = (1 + mass * mean / 3).clamp(min=1), (1 + mass * (1 - mean) / 3).clamp(min=1)
+    density = torch.xlogy(alpha - 1, p) + torch.xlogy(beta - 1, 1 - p)
+    scale = alpha.lgamma() + beta.lgamma() - (alpha + beta).lgamma()
+    return (scale - density).exp().clamp(max=1e6)
+
+
+class Beta(Baseline):
+    """Baseline that subtracts the mean p of the set and divides by a Beta density at p (BNPO, arXiv 2506.02864).
+
+    Rewards are mapped from [`worst`, `best`] to [0, 1] first. The density is fitted to the p of all sets, see
+    `beta_weights`. With both parameters 1 it is 1; with both 3/2 it is proportional to the standard deviation of a binary
+    reward. The means of continuous rewards vary little between sets, so that the density is narrow and weights of a few sets
+    reach 1e6. So `bound` is on by default; the paper's code has none.
     """
 
-    name: Literal["tracker"] = "tracker"
-    std: Literal["global", "none"] = "global"
-    """Standard deviation that divides: of the batch (global), or none."""
+    name: Literal["beta"] = "beta"
+    worst: float = 0.0
+    """The reward that counts as 0. Means of sets below it count as 0, too."""
+    best: float = 1.0
+    """The reward that counts as 1. Means of sets above it count as 1, too."""
+    bound: float | None = Field(5.0, ge=1)
+    """Weights are kept between 1 / bound and bound, and rescaled to mean 1 over the units that are not all equal; null: as
+    in the paper's code."""
 
     @model_validator(mode="after")
-    def _one_number(self) -> Tracker:
-        if self.combine in ("per_reward", "decoupled"):
+    def _ordered(self) -> Beta:
+        if self.best <= self.worst:
             raise InputError(
-                "algorithm.baseline.combine: tracker remembers one number for each prompt, take sum, worst or cautious"
+                f"algorithm.baseline.best: {self.best} is not above algorithm.baseline.worst = {self.worst}"
             )
         return self
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
-        if comparison.shape[1] > 1:
-            raise InputError("algorithm.baseline: tracker remembers what whole trajectories gave, take credit=terminal")
-        others = values - leave_one_out(values, comparison)
-        known = others if expected is None else expected.where(expected.isfinite(), others)
-        deviation = values - known
-        return standardize(deviation, self.eps, self.ddof) if self.std == "global" else deviation.nan_to_num()
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
+        solved = (values - self.worst) / (self.best - self.worst)
+        deviation, _, square = set_statistics(solved, comparison)
+        _, index = comparison.unique(dim=0, return_inverse=True)
+        known = solved.isfinite()
+        means = solved.new_full((int(index.max()) + 1,), -torch.inf)
+        means = means.scatter_reduce(0, index[known], (solved - deviation)[known].clamp(0, 1), "amax")
+        weights, found = torch.ones_like(means), means.isfinite()
+        weights[found] = beta_weights(means[found])
+        weight, varied = weights[index], known & (square > 0)
+        if self.bound is not None:
+            weight = weight.clamp(1 / self.bound, self.bound)
+            weight = weight / weight[varied].mean() if varied.any() else weight
+        return deviation * weight.where(varied, 0.0)
 
 
 class Absolute(Baseline):
@@ -253,7 +291,7 @@ class Absolute(Baseline):
     """The reward that samples are compared with."""
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         deviation = (values - self.value).nan_to_num()
         if self.std == "none":
             return deviation
@@ -266,7 +304,7 @@ class Raw(Baseline):
     name: Literal["none"] = "none"
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         return values.nan_to_num()
 
 
@@ -278,14 +316,11 @@ class Best(Baseline):
     """Whether edges of advantage 0, all but those of the best, leave the update."""
 
     @override
-    def relative(self, values: Tensor, comparison: Tensor, expected: Tensor | None) -> Tensor:
+    def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         _, index = comparison.unique(dim=0, return_inverse=True)
         known = values.where(values.isfinite(), -torch.inf)
         top = values.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, known, "amax")
         return ((known == top[index]) & values.isfinite() & has_spread(values, comparison)).to(values)
-
-
-BASELINES = named(GroupMean, LeaveOneOut, Median, Tracker, Absolute, Raw, Best)
 
 
 def zero_std_fraction(values: Tensor, comparison: Tensor) -> float:

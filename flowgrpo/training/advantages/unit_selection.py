@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from flowgrpo.schema.sections import Select
 from flowgrpo.training.advantages.baseline import Baseline, weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.past_rewards import PastRewards
 
 
 def most_uncertain(count: Tensor, total: Tensor, number: int, generator: np.random.Generator) -> list[int]:
@@ -40,24 +42,38 @@ def knapsack(p: Tensor, budget: int, least: int, most: int) -> list[int]:
     """Return the number of samples of each prompt; `budget` is their sum (Knapsack RL, arXiv 2509.25849).
 
     Each number is from `least` to `most`. With success rates `p` (P,), the value of n samples of a prompt is
-    (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that their rewards differ, times the paper's information gain. It is
-    concave in n, so the greedy choice is optimal.
+    (1 - p^n - (1 - p)^n) p (1 - p)^2: the chance that their rewards differ, times the paper's information gain.
     """
-    sizes = [least] * len(p)
 
-    def gain(i: int) -> float:
-        q, n = float(p[i]), sizes[i]
+    def gain(i: int, n: int) -> float:
+        q = float(p[i])
         return (q**n * (1 - q) + (1 - q) ** n * q) * q * (1 - q) ** 2
 
-    heap = [(-gain(i), i) for i in range(len(p))]
+    return _spend(gain, [least] * len(p), budget, most)
+
+
+def root_variance(variance: Tensor, budget: int, least: int, most: int) -> list[int]:
+    """Return the number n of samples of each prompt that makes the sum of variance / n least; `budget` is their sum.
+
+    Each number is from `least` to `most`. Where these bounds and whole numbers allow, n is proportional to the square root
+    of `variance` (P,), as Rollout-GDRO (arXiv 2601.19280) has it. That follows from minimising the variance of a mean
+    over prompts of equal weight; the paper reaches it by a shadow price.
+    """
+    return _spend(lambda i, n: float(variance[i]) / (n * (n + 1)), [least] * len(variance), budget, most)
+
+
+def _spend(gain: Callable[[int, int], float], sizes: list[int], budget: int, most: int) -> list[int]:
+    """Raise `sizes`, to `most` each, until their sum is `budget`, always that with the largest gain of one more.
+
+    `gain(i, n)` is what prompt i gains by one sample more than n. It falls in n, so the greedy choice is optimal.
+    """
+    heap = [(-gain(i, n), n, i) for i, n in enumerate(sizes) if n < most]  # of equal gains the smallest size is first
     heapq.heapify(heap)
-    for _ in range(budget - least * len(p)):
-        while True:
-            _, i = heapq.heappop(heap)
-            if sizes[i] < most:
-                break
+    for _ in range(budget - sum(sizes)):
+        _, _, i = heapq.heappop(heap)
         sizes[i] += 1
-        heapq.heappush(heap, (-gain(i), i))
+        if sizes[i] < most:
+            heapq.heappush(heap, (-gain(i, sizes[i]), sizes[i], i))
     return sizes
 
 
@@ -82,18 +98,18 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, expected: Tensor, baseline: Baseline, select: Select | None
+    units: CreditUnits, weights: Tensor, *, past: PastRewards | None, baseline: Baseline, select: Select | None
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units, and a mask (U,) of the units that are trained on.
 
-    `expected` (U,) is the mean reward of each unit's prompt so far; NaN if unknown.
+    `past` are the rewards of earlier iterations; None if there are none.
     """
     total = weighted_sum(units.values, weights)
     trained = select_units(total, units.comparison, select)
     only_trained = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
-        values, weights, units.comparison, anchor=units.anchor, expected=expected, nested=units.nested
+        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested
     )
     if only_trained:
         total = total.where(trained, torch.nan)

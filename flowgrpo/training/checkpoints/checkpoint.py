@@ -245,6 +245,11 @@ def rollout_state(checkpoint: Path) -> Any:
     return _read_state(checkpoint).get("rollout")
 
 
+def baseline_memory(checkpoint: Path) -> list[float]:
+    """Return what the baseline remembered of all rewards, see `RunState.memory`; raise InputError if it is unreadable."""
+    return _read_state(checkpoint).get("memory", [])
+
+
 def own_state(checkpoint: Path) -> Any:
     """Return the result of `KeptGraphs.state` in a checkpoint, or None; raise InputError if it is unreadable."""
     return _read_state(checkpoint).get("own")
@@ -291,9 +296,13 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
         digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
         history = state.get("history", {})
         numbers = [number for prompt, stats in history.items() for number in (int(prompt), *stats)]
-        if len(numbers) != 4 * len(history):
-            raise ValueError("its history is not of a count, a sum and an iteration for each prompt")
-        if not all(map(is_number, (state["step"], state["updates"], state.get("beta", 0.0), *numbers))):
+        if any(len(stats) not in (3, 4) for stats in history.values()):  # earlier versions kept no squares
+            raise ValueError("its history is not of a count, a sum, an iteration and a square for each prompt")
+        if not all(
+            map(
+                is_number, (state["step"], state["updates"], state.get("beta", 0.0), *state.get("memory", []), *numbers)
+            )
+        ):
             raise ValueError("its state.json holds something else than numbers")
         if place_of(checkpoint.parent, state["step"]).name != checkpoint.name:
             raise ValueError(f"its state.json is of step {state['step']}")

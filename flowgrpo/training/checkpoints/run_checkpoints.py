@@ -75,6 +75,7 @@ class RunCheckpoints:
             beta=run.beta,
             prompt_stats=run.prompt_stats.state(),
             versions=run.versions,
+            memory=run.memory,
             rollout=self._wing.rollout_state(),
             own=self._wing.kept_graphs.state(),
             first=self._writer.peers.first,
@@ -126,6 +127,7 @@ class RunCheckpoints:
                 process=run.accelerator.process_index,
             )
             run.prompt_stats.restore(prompt_stats)
+            run.memory = checkpoint.baseline_memory(path)
             self._wing.restore_rollout_state(checkpoint.rollout_state(path))
             self._wing.kept_graphs.restore(checkpoint.own_state(path))
         run.accelerator.wait_for_everyone()  # all processes must have read the checkpoints before any is deleted

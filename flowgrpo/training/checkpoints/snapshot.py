@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,7 @@ def take(
     beta: float,
     prompt_stats: dict[str, Any],
     versions: Versions | None = None,
+    memory: Sequence[float] = (),
     rollout: Any = None,
     own: Any = None,
     first: bool = True,
@@ -64,6 +65,7 @@ def take(
         beta: coefficient of the KL term, which may adapt.
         prompt_stats: the key `history` of `state.json`.
         versions: weights of earlier iterations, for rollouts with `run.staleness`.
+        memory: what the baseline remembers of all rewards; an empty one is not written.
         rollout: result of `Wing.rollout_state`; None is not written.
         own: result of `KeptGraphs.state`; None is not written.
         first: whether this process writes whole tensors. Other processes copy only their shards.
@@ -75,6 +77,7 @@ def take(
         older = {f"{i}.{name}": t for i, tensors in versions.tensors().items() for name, t in tensors.items()}
         older_stats = {str(i): version.prompt_stats for i, version in versions.kept.items()}
     state = {"step": step, "updates": weights.updates, "beta": beta, "history": prompt_stats}
+    state |= {"memory": list(memory)} if memory else {}
     # Copies, because the run may change them while they are written.
     state |= {key: copy.deepcopy(value) for key, value in (("rollout", rollout), ("own", own)) if value is not None}
     parts: dict[str, torch.Tensor] = {}

@@ -72,7 +72,7 @@ def assign_members(
     """Return the sorted roots of each process. `parts` has the minibatch of each root, see `minibatches.of_roots`.
 
     Processes get equal numbers of roots of each minibatch, and few groups are divided among processes. If group sizes
-    differ (`prompts.pick.budget: knapsack`), the numbers of roots may differ by one.
+    differ (`prompts.pick.budget`), the numbers of roots may differ by one.
     """
     whole, apart = minibatches.whole_groups_setting(train, algorithm, generators), len(parts)
     if train.split == "samples":

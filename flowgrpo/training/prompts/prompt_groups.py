@@ -20,7 +20,7 @@ class Groups:
 
     prompts: list[int]  # index of each group's training prompt
     roots: list[int]  # number of roots of each group
-    weights: torch.Tensor  # (G,) loss weights
+    weights: torch.Tensor  # (G,) loss weights of their samples
 
 
 def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
@@ -37,12 +37,17 @@ def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iter
     chance = (1 + total) / (2 + count)
     roots = config.algorithm.roots(train.group_size)
     sizes = [roots] * len(indices)
-    if pick.budget == "knapsack":
+    if pick.budget != "equal":
         fewest = 2 if roots == train.group_size else 1  # a chain needs another one to be compared with
-        sizes = unit_selection.knapsack(
-            chance, sum(sizes), max(fewest, round(pick.least * roots)), round(pick.most * roots)
-        )
-    return Groups(indices, sizes, unit_selection.robust_weights(1 - chance, pick.robust))
+        bounds = max(fewest, round(pick.least * roots)), round(pick.most * roots)
+        if pick.budget == "knapsack":
+            sizes = unit_selection.knapsack(chance, sum(sizes), *bounds)
+        else:
+            sizes = unit_selection.root_variance(prompt_stats.variances(indices, iteration), sum(sizes), *bounds)
+    weights = unit_selection.robust_weights(1 - chance, pick.robust)
+    if pick.budget == "root_variance":  # it makes the error of a mean over prompts small, whatever their sizes
+        weights = weights * roots / torch.tensor(sizes)
+    return Groups(indices, sizes, weights)
 
 
 def _count_solved(

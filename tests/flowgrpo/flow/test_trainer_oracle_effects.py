@@ -14,9 +14,12 @@ TRAINED = [family.__name__ for family in oracle_families.FAMILIES]
 MOVED = {"1 stale": (oracle_stale.stale, 1), "2 stale": (oracle_stale.stale, 2), "4 stale": (oracle_stale.stale, 4)}
 PLAIN = ("comparisons", "2 stale")  # in every run of the suite; the others where it runs whole
 REST = "the other comparisons"
-# Variants of `comparisons` that are in REST: medians stay in another, presets have these weights of steps, and the last one
-# has no closed form.
-OTHERS = ("median, no spread", "step weights noise_aware", "step weights equalised", "select 3 of max_variance")
+# Variants of `comparisons` that are in REST: medians stay in another, presets have these weights of steps, and the last
+# ones have no closed form.
+OTHERS = (
+    "median, no spread", "step weights noise_aware", "step weights equalised", "select 3 of max_variance", "cumulative",
+    "quantile",
+)  # fmt: skip
 
 
 def cases(names):

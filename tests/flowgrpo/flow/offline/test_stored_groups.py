@@ -224,7 +224,7 @@ def test_the_plan_counts_no_rollout_and_no_decoding(tmp_path):
             r"algorithm\.likelihood\.anchor: old is .*; take algorithm\.likelihood\.anchor=reference or live",
         ),
         ({"train__draft": {"pool": 2}}, r"train\.draft: it chooses the starts of rollouts"),
-        ({"prompts__pick__budget": "knapsack"}, r"prompts\.pick\.budget: data\.groups has groups of one size"),
+        ({"prompts__pick__budget": "root_variance"}, r"prompts\.pick\.budget: data\.groups has groups of one size"),
         ({"data": {"rewards": {"one": 1.0}}}, r"data\.rewards: it names rewards of data\.groups, which is not given"),
     ],
 )

@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowgrpo.errors import InputError
 from flowgrpo.training.advantages.baseline import (
     Absolute,
     Best,
     GroupMean,
     Median,
-    Tracker,
     group_mean,
     leave_one_out,
     weighted_sum,
@@ -168,14 +166,6 @@ def test_a_reward_that_does_not_apply_leaves_the_others():
     assert found.tolist() == [-1, 1, -2, 2]
 
 
-def test_a_tracker_compares_with_what_the_prompt_gave_before():
-    values, expected = [1.0, 1.0, 3.0, 5.0], torch.tensor([0.25, 0.25, math.nan, math.nan], dtype=torch.float64)
-    found = advantages_of(Tracker(std="none"), values, TWO_PAIRS, expected=expected)
-    assert found == [0.75, 0.75, -2, 2]  # a group of equal values teaches; one that is new has its others
-    with pytest.raises(InputError, match="take credit=terminal"):
-        advantages_of(Tracker(), values, TWO_PAIRS.repeat(1, 2), expected=expected)
-
-
 def test_an_absolute_baseline_needs_nobody_else():
     found = advantages_of(Absolute(value=0.5), [0.2, 0.9, math.nan], torch.arange(3)[:, None])
     assert found == pytest.approx([-0.3, 0.4, 0])
@@ -199,13 +189,6 @@ def test_an_anchor_adds_multiples_of_the_value():
     anchor = torch.tensor([0.5, 0.1, 0.5], dtype=torch.float64)
     found = advantages_of(GroupMean(std="none"), [1.0, 3.0, math.nan], torch.zeros(3, 1), anchor=anchor)
     assert found == pytest.approx([-1 + 0.5, 1 + 0.3, 0])
-
-
-@pytest.mark.parametrize(("ddof", "std"), [(0, 1.0), (1, math.sqrt(2))])
-def test_what_was_expected_is_divided_by_the_chosen_spread(ddof, std):
-    values, expected = tensors([1.0, 5.0], [0.0, 2.0])  # 1 and 3: their mean is taken off
-    found = Tracker(eps=0.0, ddof=ddof).relative(values, GROUP[:2], expected)
-    assert found.tolist() == pytest.approx([-1 / std, 1 / std])
 
 
 def test_the_best_of_a_set_is_learned_from_and_none_of_equals():

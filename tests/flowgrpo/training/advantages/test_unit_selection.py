@@ -14,6 +14,7 @@ from flowgrpo.training.advantages.unit_selection import (
     most_uncertain,
     normalize_advantages,
     robust_weights,
+    root_variance,
     select_units,
 )
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
@@ -22,15 +23,18 @@ from samplers import noise
 
 def test_history_forgets_by_half_lives():
     stats = PromptStats(half_life=2.0)
-    assert stats.mean_rewards([7], 0).isnan().all()
+    assert stats.past([7], 0).mean.isnan().all()
     stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
     assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
     assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
     stats.add([7], torch.tensor([1.0]), 4)
-    assert stats.mean_rewards([7], 4).item() == pytest.approx((0.25 + 1) / 1.5)
+    assert stats.past([7], 4).mean.item() == pytest.approx((0.25 + 1) / 1.5)
     other = PromptStats(2.0)
     other.restore(stats.state())
     assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
+    assert other.past([7], 9).square == stats.past([7], 9).square > 0
+    other.restore({"7": [2.0, 1.0, 9]})  # of an earlier version
+    assert [each.item() for each in (other.past([7], 9).mean, other.past([7], 9).square)] == [0.5, 0]
 
 
 def test_prompts_of_uncertain_outcome_are_drawn_most():
@@ -69,6 +73,35 @@ def test_a_budget_is_spent_where_it_teaches_as_exhaustive_search_would():
     assert knapsack(torch.full((3,), 0.4), 12, 2, 8) == [4, 4, 4]
 
 
+def test_a_budget_by_variance_is_what_exhaustive_search_finds():
+    variance = [0.01, 0.3, 1.2, 0.09]
+    sizes = root_variance(torch.tensor(variance), 20, 2, 9)
+
+    def error(sizes):
+        return sum(v / n for v, n in zip(variance, sizes, strict=True))
+
+    best = min((s for s in itertools.product(range(2, 10), repeat=4) if sum(s) == 20), key=error)
+    assert (sizes, sum(sizes)) == (list(best), 20)
+
+
+def test_a_large_budget_is_shared_by_the_roots_of_the_variances():
+    """The Lagrange condition, variance / n^2 alike for all prompts within the bounds."""
+    variance = torch.tensor([0.04, 0.25, 1.0, 0.36], dtype=torch.float64)
+    whole = root_variance(variance, 2300, 1, 9999)
+    assert whole == [200, 500, 1000, 600]
+    bounded = root_variance(variance, 2300, 300, 900)
+    assert bounded[0] == 300
+    assert bounded[2] == 900
+    assert bounded[1] == pytest.approx(1100 * 5 / 11, abs=1)
+    assert sum(bounded) == 2300
+
+
+def test_equal_variances_share_a_budget_evenly():
+    for variance in (0.0, 0.7):
+        assert root_variance(torch.full((3,), variance), 12, 2, 8) == [4, 4, 4]
+    assert sorted(root_variance(torch.full((3,), 0.7), 13, 2, 8)) == [4, 4, 5]
+
+
 def test_the_choice_of_largest_variance_is_found():
     torch.manual_seed(1)
     for _ in range(20):
@@ -101,7 +134,7 @@ def normalized(rewards, baseline, select=None):
     zeros, size = torch.zeros(len(rewards), dtype=torch.long), len(rewards)
     values = torch.tensor(rewards, dtype=torch.float64)[:, None]
     units = CreditUnits(values, zeros[:, None], torch.ones(size).double(), zeros, root=zeros)
-    options = {"weights": torch.ones(1).double(), "expected": torch.full((size,), torch.nan)}
+    options = {"weights": torch.ones(1).double(), "past": None}
     advantages, trained = normalize_advantages(units, baseline=baseline, select=select, **options)
     return advantages.tolist(), trained.tolist()
 

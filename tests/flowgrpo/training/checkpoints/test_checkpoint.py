@@ -77,7 +77,11 @@ def test_a_file_that_is_missing_or_cut_off_is_one_sentence_without_a_model_and_w
         *({"updates": updates} for updates in (0.5, math.nan)),
         {"sound": "no"},
         {"beta": []},
-        *({"history": history} for history in ([], {"a": [1, 2, 3]}, {"1": [1, 2]}, {"1": [1, 2, "3"]})),
+        *({"memory": memory} for memory in (3, ["1"], [[1]])),
+        *(
+            {"history": history}
+            for history in ([], {"a": [1, 2, 3]}, {"1": [1, 2]}, {"1": [1, 2, 3, 4, 5]}, {"1": [1, 2, "3"]})
+        ),
     ],
 )
 def test_a_state_that_no_run_writes_is_one_sentence(tmp_path, changed):
