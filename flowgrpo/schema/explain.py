@@ -7,6 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -37,14 +38,21 @@ def sentences(model: type[Strict]) -> dict[str, str]:
     """Return the description of each field of a section or choice, inherited fields included."""
     texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
-        if not (issubclass(owner, Strict) and owner is not Strict):
-            continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
-                    texts[name] = " ".join(sentence.split())
+        if issubclass(owner, Strict) and owner is not Strict:
+            texts |= _own_sentences(owner)
+    return texts
+
+
+@cache
+def _own_sentences(owner: type[Strict]) -> dict[str, str]:
+    """Return the description of each field that a class itself declares."""
+    texts = {}
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(body, ast.ClassDef)
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
+                texts[name] = " ".join(sentence.split())
     return texts
 
 
