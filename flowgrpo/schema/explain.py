@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -15,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.sources import definitions
 from rewards.base import nearest
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a map", Any: "anything"}
@@ -39,20 +38,11 @@ def sentences(model: type[Strict]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if issubclass(owner, Strict) and owner is not Strict:
-            texts |= _own_sentences(owner)
-    return texts
-
-
-@cache
-def _own_sentences(owner: type[Strict]) -> dict[str, str]:
-    """Return the description of each field that a class itself declares."""
-    texts = {}
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(body, ast.ClassDef)
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
-                texts[name] = " ".join(sentence.split())
+            body = definitions(owner.__module__)[owner.__name__].body
+            for field, below in pairwise(body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
+                        texts[name] = " ".join(sentence.split())
     return texts
 
 

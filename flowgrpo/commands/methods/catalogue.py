@@ -11,7 +11,6 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from flowgrpo.commands.methods.rows import Row, read_rows
-from flowgrpo.commands.sources import definitions, place
 from flowgrpo.flow import methods as flow_methods
 from flowgrpo.flow.methods import costs as flow_costs
 from flowgrpo.flow.methods import presets as flow_presets
@@ -22,6 +21,7 @@ from flowgrpo.mdlm.methods import presets as text_presets
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.explain import sentences
 from flowgrpo.schema.preset_overrides import PresetRow
+from flowgrpo.schema.sources import definitions, place
 
 PAPER = re.compile(r"\b\d{4}\.\d{5}\b")  # an arXiv number
 
