@@ -11,7 +11,8 @@ method. The comment above a row gives its source and its numbered departures fro
     of the pipeline. The code of DanceGRPO and of Pref-GRPO draws the trained steps for each sample.
 
 The rows here have `likelihood: trajectory`; the rows with `likelihood: elbo` are in `sample_presets`. The training
-settings of the sources (learning rate, number of groups and so on) are in `published`.
+settings of the sources (learning rate, number of groups and so on) are in `published`, costs and gains in `costs`.
+`flowgrpo methods` prints the comment above a row: its first sentence names the method and its source.
 """
 
 from __future__ import annotations
