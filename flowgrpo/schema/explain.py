@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Strict
-from flowgrpo.schema.sources import definitions
+from flowgrpo.schema.imports.sources import definitions
 from rewards.base import nearest
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a map", Any: "anything"}

@@ -20,8 +20,8 @@ from flowgrpo.mdlm.methods import costs as text_costs
 from flowgrpo.mdlm.methods import presets as text_presets
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.explain import sentences
+from flowgrpo.schema.imports.sources import definitions, place
 from flowgrpo.schema.preset_overrides import PresetRow
-from flowgrpo.schema.sources import definitions, place
 
 PAPER = re.compile(r"\b\d{4}\.\d{5}\b")  # an arXiv number
 

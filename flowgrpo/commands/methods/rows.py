@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from flowgrpo.schema.sources import definitions, place, source_file
+from flowgrpo.schema.imports.sources import definitions, place, source_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sources import definitions
+from flowgrpo.schema.imports.sources import definitions
 from rewards import BUILT_IN
 from rewards.base import ENTRY_POINTS, find, nearest
 from rewards.cards import BYTES

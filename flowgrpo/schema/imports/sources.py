@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]  # of the packages
+ROOT = Path(__file__).parents[3]  # of the packages
 
 
 def source_file(module: str) -> Path:
