@@ -17,6 +17,7 @@ from flowgrpo import config
 from flowgrpo.commands import init, mdlm, models, options
 from flowgrpo.commands.evaluations import evaluating
 from flowgrpo.commands.inspect import reporting
+from flowgrpo.commands.methods import methods as method_catalogue
 from flowgrpo.commands.samples import sampling
 from flowgrpo.commands.scores import rewards as catalogue
 from flowgrpo.commands.scores import serve as serving
@@ -191,6 +192,7 @@ def score(
 
 app.command()(evaluating.evaluate)
 app.command()(catalogue.rewards)
+app.command()(method_catalogue.methods)
 app.command()(serving.serve)
 
 

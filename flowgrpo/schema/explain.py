@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.imports.sources import definitions
 from rewards.base import nearest
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a map", Any: "anything"}
@@ -37,14 +37,12 @@ def sentences(model: type[Strict]) -> dict[str, str]:
     """Return the description of each field of a section or choice, inherited fields included."""
     texts: dict[str, str] = {}
     for owner in reversed(model.__mro__):
-        if not (issubclass(owner, Strict) and owner is not Strict):
-            continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
-                    texts[name] = " ".join(sentence.split())
+        if issubclass(owner, Strict) and owner is not Strict:
+            body = definitions(owner.__module__)[owner.__name__].body
+            for field, below in pairwise(body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(sentence))):
+                        texts[name] = " ".join(sentence.split())
     return texts
 
 

@@ -49,6 +49,9 @@ def test_looking_imports_nothing_that_computes():
         ["train", "-h"],
         ["rewards"],
         *every,
+        ["methods"],
+        ["methods", "tempflow"],
+        ["methods", "--format", "json"],
         ["models"],
         ["models", "--format", "json"],
     )

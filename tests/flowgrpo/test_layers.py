@@ -224,8 +224,8 @@ BELOW = {
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.fitting "
-        "training.checkpoints training.lora flow.pipeline flow.planning flow.setup flow.outputs "
-        "flow.diagnostics mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs "
+        "training.checkpoints training.lora flow.methods flow.pipeline flow.planning flow.setup flow.outputs "
+        "flow.diagnostics mdlm.methods mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs "
         "mdlm.doctor config commands.page_parts commands.report"
     ),
     "flowgrpo.cli": "rewards errors schema data training.run training.reports config commands.page_parts commands",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +13,7 @@ from rich.table import Table
 
 from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
+from flowgrpo.schema.imports.sources import definitions
 from rewards import BUILT_IN
 from rewards.base import ENTRY_POINTS, find, nearest
 from rewards.cards import BYTES
@@ -113,7 +111,7 @@ def _read_plugin(reward: Any) -> tuple[str | None, Options | None]:
 def _read(target: str) -> tuple[str | None, Options | None]:
     """Return the docstring and the options of `module:name` of this package, from its source alone."""
     module, _, name = target.partition(":")
-    node = _definitions(module)[name]
+    node = definitions(module)[name]
     if not isinstance(node, ast.ClassDef):
         return ast.get_docstring(node), None
     return ast.get_docstring(node), _merge_options(_constructors(module, name))
@@ -131,7 +129,7 @@ def _merge_options(constructors: Iterable[tuple[Options, bool]]) -> Options:
 
 def _constructors(module: str, name: str) -> Iterator[tuple[Options, bool]]:
     """Yield the options of each `__init__` of a class, then of its bases, and whether it accepts **kwargs."""
-    names = _definitions(module)
+    names = definitions(module)
     for node in names[name].body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             taken = node.args
@@ -159,20 +157,3 @@ def _value(node: ast.expr | None, names: Mapping[str, Any]) -> Any:
     if node is None:
         return inspect.Parameter.empty
     return ast.literal_eval(names[node.id].value if isinstance(node, ast.Name) else node)
-
-
-@cache
-def _definitions(module: str) -> dict[str, Any]:
-    """Return the function, class, assignment or import that defines each name of a module."""
-    definitions: dict[str, Any] = {}
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            definitions[node.name] = node
-        elif isinstance(node, ast.ImportFrom):
-            definitions |= {alias.asname or alias.name: node for alias in node.names}
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            definitions[node.targets[0].id] = node
-    return definitions

@@ -54,3 +54,13 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "baseline": BASELINES,
     "objective": OBJECTIVES,
 }
+
+QUESTIONS: Mapping[str, str] = {
+    "tree": "which latents are visited?",
+    "kernel": "how does one step move?",
+    "likelihood": "of what, the steps or the final sample?",
+    "credit": "which edge earned the reward?",
+    "baseline": "compared with what?",
+    "objective": "how does the policy move?",
+}
+"""The question that each axis answers."""

@@ -71,7 +71,10 @@ class Stochastic(KernelOptions):
 
 
 class Ode(KernelOptions):
-    """Steps of the probability-flow ODE, without noise, for runs that train on final samples (likelihood elbo)."""
+    """Steps of the probability-flow ODE, without noise, for runs that train on final samples (likelihood elbo).
+
+    Formula: `samplers.kernels.ode`.
+    """
 
     log_prob: ClassVar[str] = "mean"  # not used
     calibrate: ClassVar[None] = None
@@ -89,7 +92,7 @@ UnitLevels = UnitLevel | Annotated[list[UnitLevel], Field(min_length=1)]
 
 
 class FlowSDE(Stochastic):
-    """Flow-GRPO's reverse SDE."""
+    """Flow-GRPO's reverse SDE. Formula: `samplers.kernels.flow_sde`."""
 
     name: Literal["flow_sde"] = "flow_sde"
     level: Levels = DEFAULT_LEVELS["flow_sde"]
@@ -97,7 +100,7 @@ class FlowSDE(Stochastic):
 
 
 class DanceSDE(Stochastic):
-    """DanceGRPO's reverse SDE of constant diffusion."""
+    """DanceGRPO's reverse SDE of constant diffusion. Formula: `samplers.kernels.dance_sde`."""
 
     name: Literal["dance_sde"] = "dance_sde"
     level: Levels = DEFAULT_LEVELS["dance_sde"]
@@ -115,7 +118,10 @@ class Preserving(Stochastic):
 
 
 class CPS(Preserving):
-    """Coefficients-preserving sampling: clean pictures, but not the model's distribution, even with many steps."""
+    """Coefficients-preserving sampling: clean pictures, but not the model's distribution, even with many steps.
+
+    Formula: `samplers.kernels.cps`.
+    """
 
     name: Literal["cps"] = "cps"
     level: UnitLevels = DEFAULT_LEVELS["cps"]
@@ -123,7 +129,10 @@ class CPS(Preserving):
 
 
 class DDIMSDE(Preserving):
-    """Stepwise-Flow-GRPO's DDIM-inspired SDE: like `cps`, with less noise at early steps; the level is DDIM's eta."""
+    """Stepwise-Flow-GRPO's DDIM-inspired SDE: like `cps`, with less noise at early steps; the level is DDIM's eta.
+
+    Formula: `samplers.kernels.ddim_sde`.
+    """
 
     name: Literal["ddim_sde"] = "ddim_sde"
     level: UnitLevels = DEFAULT_LEVELS["ddim_sde"]
@@ -131,7 +140,10 @@ class DDIMSDE(Preserving):
 
 
 class Manifold(Stochastic):
-    """SAGE-GRPO's SDE, with the variance of the noise integrated over each step."""
+    """SAGE-GRPO's SDE, with the variance of the noise integrated over each step.
+
+    Formula: `samplers.kernels.manifold_sde`.
+    """
 
     name: Literal["manifold"] = "manifold"
     level: Levels = DEFAULT_LEVELS["manifold"]

@@ -11,7 +11,8 @@ method. The comment above a row gives its source and its numbered departures fro
     of the pipeline. The code of DanceGRPO and of Pref-GRPO draws the trained steps for each sample.
 
 The rows here have `likelihood: trajectory`; the rows with `likelihood: elbo` are in `sample_presets`. The training
-settings of the sources (learning rate, number of groups and so on) are in `published`.
+settings of the sources (learning rate, number of groups and so on) are in `published`, costs and gains in `costs`.
+`flowgrpo methods` prints the comment above a row: its first sentence names the method and its source.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _GLOBAL_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    # Flow-GRPO-Fast: the window configs of the same code (geneval_sd3_fast_nocfg, pickscore_sd3_fast_nocfg, *_flux_fast).
+    # Flow-GRPO-Fast: the window configs of Flow-GRPO's code (arXiv 2505.05470; geneval_sd3_fast_nocfg,
+    # pickscore_sd3_fast_nocfg, *_flux_fast).
     # 1. They sample and train without guidance; here that is model.guidance, which this row leaves as it is.
     "flow_grpo_fast": _FAST,
     # Ours: the window of flow_grpo_fast with the SDE of flow_grpo.
@@ -131,7 +133,7 @@ _ROWS: dict[str, PresetRow] = {
     #    which does not contain that step's noise.
     # 3. Width pruning (tree.prune, off here) drops whole chains, as in the paper; the code drops their second halves.
     "branch_grpo": {**_BRANCH, "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0}},
-    # BranchGRPO-Mix, from the same sources: branch_grpo with MixGRPO's window.
+    # BranchGRPO-Mix: branch_grpo with MixGRPO's window, from the sources of BranchGRPO (arXiv 2509.06040).
     # 1. to 3. as in branch_grpo.
     # 4. The window moves with the iterations. The code moves it by the sampling step instead, so that it stands still.
     "branch_grpo_mix": {

@@ -59,14 +59,16 @@ PRESETS: dict[str, PresetRow] = {
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
         "objective": {"name": "gradient", "kl": _kl(1e-4)},
     },
-    # PEPG of the study. The study's PAR has the same gradient, because the released code detaches PAR's ratio.
+    # PEPG of the study (arXiv 2602.04663). The study's PAR has the same gradient, because the released code detaches
+    # PAR's ratio.
     # 1. as in epg.
     "pepg": {
         **_BY_DPM2,
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
         "objective": {"name": "proximal", "kl": _kl(1e-4)},
     },
-    # GRPO of final samples, from the study's code. No script there runs it, so its loop is not known.
+    # GRPO of final samples, from the code of the study (arXiv 2602.04663). No script there runs it, so its loop is not
+    # known.
     "elbo_grpo": {**_BY_DPM2, "objective": {"name": "clip", "clip_range": 1e-3, "kl": _kl(1e-4)}},
     # DiffusionNFT: arXiv 2509.16117 and the default config of its code. (Its OCR config has beta 0.1 and a decay of 0
     # for 75 steps, which then rises by 0.0075 a step to 0.999. Its config for several rewards has beta 0.1.)
@@ -148,11 +150,11 @@ PRESETS: dict[str, PresetRow] = {
     # post-trains a video model of four steps, after arXiv 2608.23664, of which we know the abstract. A sample is noised
     # once, at t ~ U(0, 1), and the gradient in v is A (v - (noise - x0)), with A = 0.1 clip((R - the group's mean) / (the
     # std of all rewards of the iteration + 1e-4), -5, 5). The sampler is the deployed one: its few Euler steps, unguided.
+    # Its ablation with the deployed sampler's own noise levels is likelihood.times=schedule.
     # 1. The loss is A times the squared error, whose gradient is twice the code's; Adam's steps differ by max_grad_norm.
     # 2. sigma is t. The code shifts t as the model's schedule is, by 12 for its videos: likelihood.shift=12.
     # 3. The code's optional anchor, beta (v - v_ref), is objective.kl.beta=0.001, twice as well. It is off here and there.
     # 4. The code leaves the sound of its videos out of the loss; here all of a sample is in it.
-    # Its ablation with the deployed sampler's own noise levels is likelihood.times=schedule.
     "rvm": {
         **_BY_EULER,
         "likelihood": {"name": "elbo", "draws": 1, "times": "uniform", "weight": "velocity", "anchor": "live"},
@@ -174,16 +176,16 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": {**_STUDY, "weight": "adaptive_velocity", "old": _LATE},
         "objective": {"name": "centred", "beta": 1.0, "adaptive_kl": 0.001, "kl": _kl(0.1)},
     },
-    # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code; no released config chooses it. Nothing bounds the
-    # loss of a negative reward.
+    # Reward-weighted regression: train_sd3_sft of Flow-GRPO's code (arXiv 2505.05470); no released config chooses it.
+    # Nothing bounds the loss of a negative reward.
     # 1. The reference, which samples, never changes; there it can be copied every few optimizer steps.
     "rwr": {**_BY_NOISE, "baseline": _UNCUT, "objective": {"name": "gradient", "ratio": False}},
-    # Fine-tuning on the best of each group: the same script.
+    # Fine-tuning on the best of each group: train_sd3_sft of Flow-GRPO's code (arXiv 2505.05470).
     # 1. A group of equal rewards is left out; there all its samples are trained on.
     # 2. The loss is the mean over the best samples alone; there it is the mean over all samples, and the others add 0.
     # 3. as 1. of rwr.
     "sft_best": {**_BY_NOISE, "baseline": {"name": "best"}, "objective": {"name": "gradient", "ratio": False}},
-    # Online DPO: train_sd3_dpo of Flow-GRPO's code.
+    # Online DPO: train_sd3_dpo of Flow-GRPO's code (arXiv 2505.05470).
     # 1. The reference is copied every 40 optimizer steps, as a comment in its config says for the online form; the
     #    config itself never copies it.
     # 2. A group of equal rewards has no pair and no loss; there its first two samples are a pair.

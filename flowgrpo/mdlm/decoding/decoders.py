@@ -1,6 +1,7 @@
 """The table of decoders. Each row names a proposal, a scorer, modifiers, a committer and a region, with their options.
 
-To add a decoder, add a row. The user can replace any choice of a row, such as the scorer, and any of its options.
+To add a decoder, add a row; the comment above it says what it does and gives its source. The user can replace any choice
+of a row, such as the scorer, and any of its options.
 """
 
 from __future__ import annotations
@@ -43,28 +44,41 @@ def _row(scorer: str, committer: DecoderRow, region: DecoderRow, *changes: Decod
 
 
 DECODERS: dict[str, DecoderRow] = {
-    "low_confidence": _row("confidence", {"name": "even"}, _WHOLE),  # LLaDA, arXiv 2502.09992
-    "random": _row("uniform", {"name": "even"}, _WHOLE),  # LLaDA too
-    "left_to_right": _row("left_to_right", {"name": "even"}, _WHOLE),  # JustGRPO, arXiv 2601.15165
-    "origin": _row("uniform", {"name": "bernoulli"}, _WHOLE),  # Dream's code, as are the next three
+    # The surest proposals first. LLaDA, arXiv 2502.09992.
+    "low_confidence": _row("confidence", {"name": "even"}, _WHOLE),
+    # Positions in random order. LLaDA, arXiv 2502.09992.
+    "random": _row("uniform", {"name": "even"}, _WHOLE),
+    # Positions from left to right. JustGRPO, arXiv 2601.15165.
+    "left_to_right": _row("left_to_right", {"name": "even"}, _WHOLE),
+    # Each position at random with the same probability. Dream's code.
+    "origin": _row("uniform", {"name": "bernoulli"}, _WHOLE),
+    # The likeliest of the sampled tokens first. Dream's code.
     "maskgit_plus": _row("sampled", _DREAM, _WHOLE),
+    # The largest margin between the two likeliest tokens first. Dream's code.
     "topk_margin": _row("margin", _DREAM, _WHOLE),
+    # The smallest entropy first. Dream's code.
     "entropy": _row("entropy", _DREAM, _WHOLE),
-    "threshold": _row("confidence", {"name": "threshold", "threshold": 0.9}, _WHOLE),  # Fast-dLLM, arXiv 2505.22618
+    # All proposals above a confidence, at least one. Fast-dLLM, arXiv 2505.22618.
+    "threshold": _row("confidence", {"name": "threshold", "threshold": 0.9}, _WHOLE),
+    # As many proposals as their least confidence allows. Fast-dLLM, arXiv 2505.22618.
     "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),
-    "block_refinement": _row("confidence", _REFINEMENT, _WHOLE),  # diffusers' scheduler, without its editing
-    "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),  # arXiv 2509.23924, as are the next two
+    # All proposals above a confidence, at least the block's share of a step. diffusers' scheduler, without its editing.
+    "block_refinement": _row("confidence", _REFINEMENT, _WHOLE),
+    # low_confidence with early ends damped. arXiv 2509.23924.
+    "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),
+    # Steps that commit more and more tokens, in ascending blocks. arXiv 2509.23924.
     "ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}),
+    # ass with early ends damped. arXiv 2509.23924.
     "eoser_ass": _row("confidence", {"name": "ascending"}, {"name": "ascending"}, _ASCENDING_EOSER),
-    "trace_lock": _row(  # arXiv 2605.24697; its scorer needs a trained controller
+    # Proposals that a trained controller expects to last. TraceLock, arXiv 2605.24697.
+    "trace_lock": _row(
         "learned",
         {"name": "threshold", "threshold": 0.99, "most": 4},
         {"name": "blocks", "window": 128},
         {"name": "held_back"},
     ),
-    "scheduled": _row(  # Co-GRPO, arXiv 2512.22288, reconstructed in mdlm/methods/schedules/learned_schedule.py
-        "confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}
-    ),
+    # Settings drawn by a learned schedule. Co-GRPO, arXiv 2512.22288, reconstructed in methods/schedules.
+    "scheduled": _row("confidence", {"name": "remaining", "least": 1}, _WHOLE, {"name": "gumbel", "temperature": 1.0}),
 }
 
 

@@ -1,13 +1,4 @@
-"""The axes of a method for texts, each with its choices, their options and mathematics.
-
-- decoder: how answers are sampled;
-- schedule: whether settings of the decoder are fixed or actions of a policy;
-- hints: which part of a known solution is given if a whole group fails;
-- likelihood: the masked views that estimate an answer's log-probability;
-- baseline: what an answer's reward is compared with;
-- objective: the loss;
-- aggregation: the weight of each token in the loss.
-"""
+"""The axes of a method for texts, each with its choices, their options and mathematics."""
 
 from __future__ import annotations
 
@@ -33,3 +24,14 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }
+
+QUESTIONS: Mapping[str, str] = {
+    "decoder": "how are answers sampled?",
+    "schedule": "are the decoder's settings fixed, or actions of a policy?",
+    "hints": "which part of a known solution helps a group that fails?",
+    "likelihood": "which masked views estimate an answer's log-probability?",
+    "baseline": "compared with what?",
+    "objective": "how does the policy move?",
+    "aggregation": "what does a token weigh in the loss?",
+}
+"""The question that each axis answers."""

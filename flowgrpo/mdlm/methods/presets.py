@@ -48,7 +48,7 @@ def _row(
 
 
 PRESETS: dict[str, PresetRow] = {
-    # arXiv 2504.12216 and dllm-reasoning/d1. Only the common departures.
+    # diffu-GRPO (d1): arXiv 2504.12216 and dllm-reasoning/d1. Only the common departures.
     "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
         {"name": "token_ratio", "clip_range": 0.5, "kl": {"form": "k3", "beta": 0.04}},
@@ -57,14 +57,18 @@ PRESETS: dict[str, PresetRow] = {
         decoder=_at_temperature("low_confidence", 0.9),
     ),
     # Ours, from diffu_grpo; one evaluation an answer.
-    # 1. No masks in the prompt. 2. No reference. 3. Advantages over the group's standard deviation. 4. Temperature 1.
+    # 1. No masks in the prompt.
+    # 2. No reference.
+    # 3. Advantages over the group's standard deviation.
+    # 4. Temperature 1.
     "diffu_grpo_fast": _row(
         {"name": "one_step", "prompt_rate": 0.0},
         {"name": "token_ratio", "clip_range": 0.5},
         aggregation="token_mean",
         baseline=_STD,
     ),
-    # arXiv 2506.20639 and apple/ml-diffucoder. The code's weights of the three views are kept; they sum to 1.5.
+    # coupled-GRPO (DiffuCoder): arXiv 2506.20639 and apple/ml-diffucoder. The code's weights of the three views are kept;
+    # they sum to 1.5.
     # 1. Each answer has its own mask rate; there a batch shares one.
     # 2. The reference is fixed; there, with all weights trained, it moves 0.6 of the way to the policy every 64 steps.
     # 3. Tokens behind the end are hidden in all views; there they are masked at random like the answer.
@@ -75,7 +79,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline=_LEAVE_ONE_OUT,
         decoder=_at_temperature("entropy", 1.0, top_p=0.95),
     ),
-    # arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
+    # GDPO: arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
     # 2. The log ratio is divided by the length, as in the recipe; the paper divides the loss instead.
     "gdpo": _row(
@@ -84,7 +88,7 @@ PRESETS: dict[str, PresetRow] = {
         aggregation="sequence_mean",
         baseline=_MEAN,
     ),
-    # arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
+    # BGPO: arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
     # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
     # 2. 1 + d as it stands; DARE's exp(log(1 + d)) is NaN for d <= -1.
     # 3. Log ratios are divided by the answer's own length; DARE's by that of the canvas.
@@ -95,7 +99,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         decoder=_at_temperature("low_confidence", 0.6),
     ),
-    # arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, tokens behind the end included.
+    # CJ-GRPO: arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, tokens behind the end included.
     # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
     "cj_grpo": _row(
         {"name": "trajectory", "scope": "canvas"},
@@ -103,7 +107,7 @@ PRESETS: dict[str, PresetRow] = {
         aggregation="step_mean",
         baseline=_MEAN,
     ),
-    # arXiv 2601.15165 and LeapLabTHU/JustGRPO.
+    # JustGRPO: arXiv 2601.15165 and LeapLabTHU/JustGRPO.
     # 1. The loss is a mean over all answers of a step with A != 0; there over those of each of its 8 parts, and then summed,
     #    so that the gradient is about 8 times as large before it is clipped.
     "just_grpo": _row(
@@ -113,7 +117,8 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 1},
         decoder="left_to_right",
     ),
-    # arXiv 2509.10396 and facebookresearch/igpo: all tokens of the canvas weigh alike. Hints: see mdlm/methods/hints.py.
+    # IGPO: arXiv 2509.10396 and facebookresearch/igpo. All tokens of the canvas weigh alike. Hints: see
+    # mdlm/methods/hints.py.
     # 1. The view shows given tokens that are not trained on; there it hides them too.
     # 2. The log ratio is a mean over the trained tokens; there over the whole canvas, untrained given tokens included.
     # 3. If more hinted answers succeed than may replace others, the first are taken; there random ones.
@@ -125,7 +130,8 @@ PRESETS: dict[str, PresetRow] = {
         decoder=_at_temperature("low_confidence", 1.2),
         hints={"name": "inpainting"},
     ),
-    # arXiv 2510.09541 and facebookresearch/SPG, with its numbers for GSM8K and MATH (beta is 2 for Countdown, 1 for Sudoku).
+    # SPG: arXiv 2510.09541 and facebookresearch/SPG, with its numbers for GSM8K and MATH (beta is 2 for Countdown, 1 for
+    # Sudoku).
     # 1. More draws than the canvas has blocks begin a new round; there they are refused.
     "spg": _row(
         {"name": "blocks", "draws": 2},
@@ -134,8 +140,9 @@ PRESETS: dict[str, PresetRow] = {
         baseline=_MEAN,
         decoder=_at_temperature("low_confidence", 0.9),
     ),
-    # arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
-    # 1. No value model. 2. Groups with less than 0.2 or more than 0.8 solved answers are trained on; there dropped.
+    # TraceRL: arXiv 2509.06949 and Gen-Verse/dLLM-RL with its numbers for LLaDA.
+    # 1. No value model.
+    # 2. Groups with less than 0.2 or more than 0.8 solved answers are trained on; there dropped.
     # 3. KL is a mean over a merged step as all else; there a sum, so that its 0.01 of 8 tokens is 0.08 here.
     # 4. An optimizer step takes whole answers; there 256 merged steps, in the order in which they were decoded.
     # 5. The first end token is trained on; there none is.
@@ -146,7 +153,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
         decoder=_at_temperature("low_confidence", 0.8),
     ),
-    # arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
+    # Co-GRPO: arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
     # 1. The distribution of the schedule's actions, the clip, the baseline and the aggregation are ours.
     "co_grpo": _row(
         {"name": "trajectory"},

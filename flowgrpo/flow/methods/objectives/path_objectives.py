@@ -24,7 +24,7 @@ def prefix_log_ratio(inputs: LossInputs) -> Tensor:
 
 
 class PrefixRatio(PolicyGradient):
-    """CTPO: the ratio of the path up to an edge, clipped in log space with bounds that grow along the path.
+    """CTPO (arXiv 2605.07331): the ratio of the path up to an edge, clipped in log space; bounds grow along the path.
 
     The ratio of one step alone assumes that the rollout policy and the current policy visit the same states. With stale
     rollouts they do not. The ratio of the path also corrects for this.

@@ -278,7 +278,7 @@ class Clipped(PolicyGradient):
 
 
 class Clip(Clipped):
-    """PPO's clipped ratio."""
+    """PPO's clipped ratio (arXiv 1707.06347), as in Flow-GRPO."""
 
     name: Literal["clip"] = "clip"
 
@@ -349,7 +349,7 @@ class KlMask(PolicyGradient):
 
 
 class SoftGate(PolicyGradient):
-    """SAPO: a soft gate in place of a clip, with temperatures for A > 0 and for A <= 0.
+    """SAPO (arXiv 2511.20347): a soft gate in place of a clip, with temperatures for A > 0 and for A <= 0.
 
     The inverse of a temperature acts like a clip range. The paper's temperatures are 1.0 and 1.05, for ratios of
     tokens; our defaults are for averaged log-probabilities.

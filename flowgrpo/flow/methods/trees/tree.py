@@ -113,6 +113,7 @@ class Chain(Rooted):
     `steps` [0, -2] makes the last two steps ODE. If a schedule ends just above 0, as SD3's at 0.0089, the very last
     step removes almost none of the noise of a stochastic step before it. DanceGRPO draws the trained steps for each
     sample; here all samples of an iteration share them, so that the update replays whole evaluations of the rollout.
+    Formula: `samplers.plans.chain`.
     """
 
     name: Literal["chain"] = "chain"
@@ -134,7 +135,7 @@ class Chain(Rooted):
 
 
 class Window(Rooted):
-    """Chains that are stochastic, and trained, only inside a window of steps."""
+    """Chains that are stochastic, and trained, only inside a window of steps (MixGRPO, arXiv 2507.21802)."""
 
     name: Literal["window"] = "window"
     size: int = Field(3, ge=1)
@@ -174,7 +175,7 @@ class Window(Rooted):
 class Brush(Rooted):
     """An ODE trunk for each seed, with `branches` stochastic children at every step, finished by ODE (TempFlow-GRPO).
 
-    A group of size S has S / `branches` seeds.
+    A group of size S has S / `branches` seeds. Formula: `samplers.plans.brush`.
     """
 
     name: Literal["brush"] = "brush"
@@ -304,7 +305,7 @@ class Branching(Rooted):
 
 
 class Branch(Branching):
-    """Trees that split, stochastic at every step but the last (BranchGRPO)."""
+    """Trees that split, stochastic at every step but the last (BranchGRPO). Formula: `samplers.plans.branch`."""
 
     name: Literal["branch"] = "branch"
 
@@ -314,7 +315,10 @@ class Branch(Branching):
 
 
 class BranchWindow(Branching):
-    """Trees that split, stochastic at the splits and inside a sliding window as in MixGRPO (BranchGRPO-Mix)."""
+    """Trees that split, stochastic at the splits and inside a sliding window as in MixGRPO (BranchGRPO-Mix).
+
+    Formula: `samplers.plans.branch`.
+    """
 
     name: Literal["branch_window"] = "branch_window"
     size: int = Field(4, ge=0)
@@ -333,7 +337,10 @@ class BranchWindow(Branching):
 
 
 class Twigs(Rooted):
-    """Chains as in `chain`; an ODE side path (twig) from each state measures its value."""
+    """Chains as in `chain`; an ODE side path (twig) from each state measures its value.
+
+    DenseGRPO (arXiv 2601.20218) and its kin. Formula: `samplers.plans.twigs`.
+    """
 
     name: Literal["twigs"] = "twigs"
     length: int | None = Field(None, ge=1)

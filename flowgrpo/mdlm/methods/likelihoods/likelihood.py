@@ -125,7 +125,7 @@ def coupled(answers: Answers) -> Views:
 
 
 class Coupled(Likelihood):
-    """Three views hide the whole answer, a random part of it, and the rest (coupled-GRPO)."""
+    """Three views hide the whole answer, a random part of it, and the rest (coupled-GRPO, arXiv 2506.20639)."""
 
     name: Literal["coupled"] = "coupled"
     weights: Literal["released", "unbiased"] = "released"

@@ -224,7 +224,7 @@ def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, from the estimate of its whole log-probability (GDPO).
+    """One ratio for each answer, from the estimate of its whole log-probability (GDPO, arXiv 2510.08554).
 
     ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
     divides the clipped loss by the length, not the log ratio; until the policy moves, both give the same gradient.

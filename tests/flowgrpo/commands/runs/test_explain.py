@@ -56,15 +56,6 @@ def test_the_page_of_keys_is_that_of_the_code():
     assert config.validate(written) == config.validate({**SHAPES, "rewards": ["shapes"]})
 
 
-@pytest.mark.parametrize(("name", "choices"), [("methods.md", CHOICES), ("mdlm.md", TEXT_CHOICES)])
-def test_the_tables_of_axes_have_every_word(name, choices):
-    rows = dict(re.findall(r"^\| `?(\w+)`? \| [^|]*\? \| ([^|]*)", (DOCS / name).read_text(), re.MULTILINE))
-    assert rows.keys() == choices.keys()
-    for axis, words in choices.items():
-        named = re.findall(r"`(\w+)`", rows[axis])
-        assert set(named) >= set(words) or f"{len(words)} by name" in rows[axis], axis
-
-
 def rows_of_options(name):
     """The table of options of a page: of each axis all that its rows say of words and options."""
     rows, axis = {}, None

@@ -1,4 +1,4 @@
-"""The rows against numbers read in released code, and the page that tells what the sources set around their methods."""
+"""The rows against numbers read in released code, and what the sources set around their methods."""
 
 import json
 import math
@@ -101,38 +101,7 @@ def test_sol_rl_is_diffusion_nft_on_drafts():
     assert BESIDE["sol_rl"]["train.draft"] == PUBLISHED["sol_rl"]["train.draft"]
 
 
-PAGE = Path(__file__).parents[4] / "docs" / "methods.md"
 OURS = {"flow_grpo_window", "tempflow_fast", "adaptive", "awm_fast", "awm_split", "awm_tree", "awm_late", "awm_brush"}
-HEAD = "| preset | guidance | steps | groups x size | optimizer steps | learning rate | average |"
-
-
-def told(preset):
-    """The cells of a preset on the page."""
-    loop = PUBLISHED[preset]
-    guidance = {"none": "none", "pipeline": "{}", "rollout": "{}, rollouts", None: "-"}[loop.get("model.guidance")]
-    average = loop.get("train.ema", "-")
-    if isinstance(average, dict):
-        every = f", every {average['every']}" if average["every"] > 1 else ""
-        average = f"{average['decay']}{every}, warm-up {average['warmup']}"
-    size = loop.get("train.group_size", "-")
-    return (
-        guidance.format(loop.get("model.call.guidance_scale")),
-        str(loop.get("model.call.num_inference_steps", "-")),
-        "-" if "train.groups" not in loop and size == "-" else f"{loop.get('train.groups', '-')} x {size}",
-        str(loop.get("train.updates", "-")),
-        f"{loop['train.learning_rate']:.0e}".replace("e-0", "e-") if "train.learning_rate" in loop else "-",
-        average or "none",
-    )
-
-
-def table():
-    """The table of docs/methods.md: presets of equal cells share a row."""
-    rows = {}
-    for preset in PRESETS:
-        if preset not in OURS:
-            rows.setdefault(told(preset), []).append(f"`{preset}`")
-    body = [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
-    return "\n".join([HEAD, "|---" * 7 + "|", *body, ""])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -142,10 +111,6 @@ def test_each_source_says_what_is_around_its_method_or_it_is_said_that_it_does_n
         return
     asked = set(AROUND) - ({"model.guidance", "model.call.num_inference_steps"} if preset in OF_TEXTS else set())
     assert asked - PUBLISHED[preset].keys() == set(NOT_SAID.get(preset, ()))
-
-
-def test_the_page_has_what_the_sources_say():
-    assert table() in PAGE.read_text()
 
 
 def test_a_source_s_guidance_is_what_its_row_sets():
