@@ -143,6 +143,12 @@ class TextAlgorithm(AlgorithmSection):
                 "algorithm.likelihood: prefix_ratio needs the order in which tokens are written, which "
                 f"{self.likelihood.name} does not follow; take {' or '.join(ORDERED)}"
             )
+        if isinstance(self.objective, Ratio) and self.objective.surrogate != "clip":
+            for option in ("dual", "gate"):
+                if getattr(self.objective, option) is not None:
+                    raise InputError(
+                        f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
+                    )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self

@@ -18,7 +18,6 @@ from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
-from flowgrpo.training.advantages.clipped_ratio import bounded_exp
 from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
 from flowgrpo.training.weights.policy_versions import Versions
@@ -229,7 +228,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     assert actions is not None
     took = actions_taken(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-    loss = objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
+    loss = objective.ratio_loss(gap, update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
     return (each * update_batch.weight.float()).sum()
 

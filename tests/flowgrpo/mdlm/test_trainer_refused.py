@@ -41,6 +41,8 @@ from rewards import RewardError
         ({"algorithm__preset": "co_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: they do not go"),
         ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
         ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
+        ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
+        ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
         ({"model__path": "nowhere/at all"}, "model.path"),
         ({"train__groups": 3}, "train.groups"),
     ],

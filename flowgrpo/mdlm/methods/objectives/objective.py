@@ -20,11 +20,11 @@ from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
-    both_bounds,
+    Surrogate,
     bounded_exp,
-    clip_loss,
-    clip_mask,
     soft_gate_loss,
+    surrogate_loss,
+    surrogate_mask,
 )
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
@@ -164,33 +164,33 @@ class Ratio(Objective):
 
     clip_range: Positive | Pair = 0.2
     """How far a ratio may be from 1: one bound for both sides, or [low, high]."""
+    surrogate: Surrogate = "clip"
+    """Gradient of a ratio: clip, none beyond the clip range (PPO); kept_gradient, that of the bound there (GPPO);
+    frozen_ratio, that of A log p times the clipped ratio (CISPO); tapered_ratio, that of A log p, times min(ratio, 1) for
+    bad answers, without a clip range (TOPR)."""
     dual: Positive | None = None
-    """The loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
+    """With surrogate clip, the loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
     gate: Pair | None = None
     """Temperatures for A > 0 and A <= 0 of SAPO's soft gate (arXiv 2511.20347), in place of the clip; null: clip."""
     kl: Divergence = Divergence()
     """KL term to the reference, or to the policy that sampled the answers."""
 
-    def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of each ratio, in its shape."""
+    def ratio_loss(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Return the loss of each ratio, in the shape of the log ratios."""
         if self.gate is not None:
-            return soft_gate_loss(ratio, advantage, *self.gate)
-        loss = clip_loss(ratio, advantage, *both_bounds(self.clip_range))
+            return soft_gate_loss(bounded_exp(log_ratio), advantage, *self.gate)
+        loss = surrogate_loss(self.surrogate, log_ratio, advantage, self.clip_range)
         if self.dual is None:
             return loss
         # Dual clip (arXiv 1912.09729): the loss of a bad answer is at most dual |A|.
         return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
 
-    def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+    def ratio_stopped(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
         """Return which ratios have no gradient, bool; with `gate` every ratio has one."""
         if self.gate is not None:
-            return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
-        stopped = clip_mask(ratio, advantage, *both_bounds(self.clip_range))
-        return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
-
-    def ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the ratios, in the shape of `log_ratio`."""
-        return bounded_exp(self.log_ratio(inputs))
+            return torch.zeros(log_ratio.shape, dtype=torch.bool, device=log_ratio.device)
+        stopped = surrogate_mask(self.surrogate, log_ratio, advantage, self.clip_range)
+        return stopped if self.dual is None else stopped | ((advantage < 0) & (bounded_exp(log_ratio) > self.dual))
 
 
 class TokenRatio(Ratio):
@@ -205,7 +205,9 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        return (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum() + self.kl.loss(inputs)
+        return (weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])).sum() + self.kl.loss(
+            inputs
+        )
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -213,7 +215,7 @@ class TokenRatio(Ratio):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
+        stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.advantage[:, None])
         return stopped & (inputs.active_weight > 0).any(0)
 
 
@@ -236,7 +238,7 @@ class SequenceRatio(Ratio):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        loss = inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)
+        loss = inputs.row_weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage)
         return loss.sum() + self.kl.loss(inputs)
 
     @override
@@ -245,7 +247,7 @@ class SequenceRatio(Ratio):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        return self.ratio_stopped(self.ratio(inputs), inputs.advantage)
+        return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
 
 
 class Bound(Objective):

@@ -27,6 +27,8 @@ OBJECTIVES = {
     "token, pulled as a sequence": TokenRatio(gate=[1.0, 1.05], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "sequence": SequenceRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "unnormalised": SequenceRatio(gate=[1.0, 1.05], normalised=False),
+    "kept": TokenRatio(clip_range=0.02, surrogate="kept_gradient"),
+    "frozen": SequenceRatio(clip_range=[0.2, 0.3], surrogate="frozen_ratio", normalised=False),
     "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
     "bound": LinearBound(),
     "sandwich": Sandwich(),

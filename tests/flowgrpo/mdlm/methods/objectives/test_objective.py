@@ -61,8 +61,31 @@ def test_sequence_ratios_by_hand():
 
 def test_a_dual_clip_bounds_the_loss_of_bad_answers_and_an_advantage_of_0_stops_none():
     ratio, advantage = torch.tensor([5.0, 5.0, 2.0, 0.1, 5.0, 0.1]), torch.tensor([-1.0, 1.0, -1.0, -1.0, 0.0, 0.0])
-    assert TokenRatio(dual=3.0).ratio_loss(ratio, advantage).tolist() == pytest.approx([3.0, -1.2, 2.0, 0.8, 0, 0])
-    assert TokenRatio(dual=3.0).ratio_stopped(ratio, advantage).tolist() == [True, True, False, True, False, False]
+    assert TokenRatio(dual=3.0).ratio_loss(ratio.log(), advantage).tolist() == pytest.approx(
+        [3.0, -1.2, 2.0, 0.8, 0, 0]
+    )
+    assert TokenRatio(dual=3.0).ratio_stopped(ratio.log(), advantage).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "good", "bad"), [("kept_gradient", 1.1, 0.9), ("frozen_ratio", 1.1, 0.9), ("tapered_ratio", 1, 0.5)]
+)
+def test_surrogates_of_tokens_and_answers_keep_gradients_beyond_the_clip(surrogate, good, bad):
+    """An answer whose ratio is 1.5 and one whose ratio is 0.5, of one token each."""
+    case = terms([[[math.log(1.5)], [math.log(0.5)]]], [2.0, -2.0])
+    case = replace(case, new=case.new.requires_grad_())
+    for objective in (TokenRatio, SequenceRatio):
+        chosen = objective(clip_range=0.1, surrogate=surrogate)
+        (slope,) = torch.autograd.grad(chosen.loss(case), case.new)
+        assert slope.flatten().tolist() == pytest.approx([-2 * good / 2, 2 * bad / 2])
+        assert not chosen.stopped(case).any()
 
 
 def test_kl_forms_by_hand():
@@ -176,6 +199,7 @@ OBJECTIVES = [
     TokenRatio(kl=Divergence(beta=0.1)),
     SequenceRatio(kl=PULL),
     SequenceRatio(gate=[1.0, 1.05], normalised=False),
+    SequenceRatio(surrogate="tapered_ratio", normalised=False),
 ]
 
 
