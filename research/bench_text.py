@@ -290,6 +290,7 @@ def learning(size: Size, estimator: str) -> Callable[[Sequence[int] | None], int
             made,
             objective=objective,
             advantage=advantage,
+            group=torch.zeros(len(advantage), dtype=torch.long),
             token_weight=token_mean(answers.scored, advantage, made.first),
             old=None,
             reference=None,

@@ -160,6 +160,8 @@ class TextAlgorithm(AlgorithmSection):
     @property
     @override
     def keeps_groups_whole(self) -> str | None:
+        if self.objective.couples:
+            return f"algorithm.objective={self.objective.name}"
         return None if self.hints.name == "none" else f"algorithm.hints={self.hints.name}"
 
 
@@ -197,6 +199,11 @@ class TextConfig(RunConfig):
     def _fits(self) -> TextConfig:
         if self.train.split == "edges":
             raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        if self.algorithm.objective.couples and self.train.split != "groups" and self.train.updates > 1:
+            raise InputError(
+                f"train.split: {self.algorithm.objective.name} compares the answers of a group in one optimizer step; take "
+                "groups"
+            )
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"

@@ -33,6 +33,7 @@ class UpdateBatch:
 
     Attributes:
         rows: (B,) int64 indices of the completions in the iteration's batch.
+        group: (B,) int64 group of each completion.
         advantage, weight: (B,) advantage and loss weight of each completion.
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
@@ -41,6 +42,7 @@ class UpdateBatch:
     """
 
     rows: Tensor
+    group: Tensor
     answers: Answers
     advantage: Tensor
     weight: Tensor
@@ -58,6 +60,7 @@ class UpdateBatch:
         LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
         return UpdateBatch(
             rows=self.rows[index.cpu()],
+            group=self.group[index],
             answers=self.answers.of(index),
             advantage=self.advantage[index],
             weight=self.weight[index],
@@ -109,6 +112,7 @@ def update_batches(
             batches.append(
                 UpdateBatch(
                     rows=rows,
+                    group=batch.group[rows].to(scored.device),
                     answers=answers,
                     advantage=advantages[rows].to(scored.device),
                     weight=weight[rows].to(scored.device),
@@ -178,6 +182,7 @@ def update_on(
             views,
             objective=objective,
             advantage=advantage,
+            group=update_batch.group,
             token_weight=token_weight,
             old=update_batch.old,
             reference=update_batch.reference,

@@ -16,6 +16,7 @@ from flowgrpo.flow.methods.objectives.matching import (
     PairPreference,
     PlackettLuce,
     Proximal,
+    Regression,
     SemiPolicy,
     TwoBranch,
     VelocityTarget,
@@ -43,6 +44,7 @@ OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
     SemiPolicy,
     GroupSigmoid,
     PlackettLuce,
+    Regression,
     Distill,
 )
 

@@ -43,6 +43,7 @@ from rewards import RewardError
         ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
+        ({"algorithm__objective": "regression", "train__split": "samples"}, "^train.split: regression compares .* groups"),
         ({"model__path": "nowhere/at all"}, "model.path"),
         ({"train__groups": 3}, "train.groups"),
     ],

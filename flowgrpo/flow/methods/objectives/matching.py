@@ -27,6 +27,7 @@ from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
+from flowgrpo.training.advantages.group_losses import regression_loss
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
@@ -279,6 +280,24 @@ class GroupSigmoid(Coupled):
         if self.clip_range is None:
             return super().above(inputs)
         return inputs.log_prob > inputs.score(inputs.old_error)
+
+
+class Regression(Coupled):
+    """Reg-GRPO (arXiv 2506.07464): regression of a group's advantages on its log ratios, without clip and ratio.
+
+    At each noise level the log ratios to the anchor are centred in the group, and divided by their standard deviation or
+    multiplied by a number.
+    """
+
+    name: Literal["regression"] = "regression"
+    scale: Positive | None = None
+    """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
+    eps: Positive = 0.01
+    """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        return regression_loss(ell, advantage, scale=self.scale, eps=self.eps)
 
 
 class PlackettLuce(Coupled):

@@ -1,8 +1,8 @@
 """Objectives: losses of the estimated log-probabilities of answers.
 
 An objective takes the log-probabilities l (n, B, L) of every view under the new policy, the old policy and the reference.
-Its loss is a sum over rows, with the weights of `aggregation`. A `separable` loss is also a sum over views, so it can be
-computed for some views at a time.
+Its loss is a sum over rows, or over groups of rows, with the weights of `aggregation`. A `separable` loss is also a sum over
+views, so it can be computed for some views at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -42,6 +42,7 @@ class GivenInputs:
     view_weight: Tensor  # (n,), of `Views`
     length: Tensor  # (B,) number of scored tokens
     advantage: Tensor  # (B,)
+    group: Tensor  # (B,) int64, group of each answer
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
@@ -55,6 +56,7 @@ class GivenInputs:
             view_weight=self.view_weight,
             length=self.length[rows],
             advantage=self.advantage[rows],
+            group=self.group[rows],
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
             order=self.order[rows],
@@ -130,6 +132,9 @@ class Divergence(Strict):
 
 class Objective(Choice):
     """A loss with a divergence `kl`."""
+
+    couples: ClassVar[bool] = False
+    """Whether the loss of an answer depends on the others of its group, so that it needs whole groups at once."""
 
     if TYPE_CHECKING:  # a field in some subclasses, a property in others
 

@@ -11,6 +11,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import _Picked, calls, estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
+from flowgrpo.mdlm.methods.objectives.group_objectives import Regression
 from flowgrpo.mdlm.methods.objectives.objective import (
     Divergence,
     LinearBound,
@@ -30,10 +31,12 @@ OBJECTIVES = {
     "kept": TokenRatio(clip_range=0.02, surrogate="kept_gradient"),
     "frozen": SequenceRatio(clip_range=[0.2, 0.3], surrogate="frozen_ratio", normalised=False),
     "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
+    "regression": Regression(kl=Divergence(beta=0.1)),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
 ADVANTAGE = torch.tensor([1.0, -1.0, 0.5, -0.7, 0.0], dtype=torch.float64)
+GROUP = torch.tensor([3, 8, 8, 3, 8])
 
 
 def moved(toy, by=0.05):
@@ -47,7 +50,13 @@ def moved(toy, by=0.05):
 
 def update(toy, given, chosen, objective, weights, **options):
     """What `backward` does with the advantages of five answers, unless others are given."""
-    given_options = {"old": None, "reference": None, "advantage": ADVANTAGE.to(toy.out.dtype), **options}
+    given_options = {
+        "old": None,
+        "reference": None,
+        "advantage": ADVANTAGE.to(toy.out.dtype),
+        "group": GROUP,
+        **options,
+    }
     return backward(toy, given, chosen, objective=objective, token_weight=weights, **given_options)
 
 
@@ -68,6 +77,7 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         view_weight=chosen.view_weight,
         length=given.scored.sum(1),
         advantage=ADVANTAGE,
+        group=GROUP,
         token_weight=weights,
         active_views=torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
         order=chosen.first,
@@ -233,7 +243,7 @@ LEARNING = {"one_step": "token", "coupled": "token", "quadrature": "sequence", "
             "trajectory": "token", "autoregressive": "token", "blocks": "sandwich"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("plan", "objective"), LEARNING.items())
+@pytest.mark.parametrize(("plan", "objective"), [*LEARNING.items(), ("exact_k", "regression")])
 def test_updates_raise_the_count_of_a_token(plan, objective):
     toy, random = Toy(width=8, dtype=torch.float32, gain=0.4), torch.Generator().manual_seed(0)
     reference = Toy(width=8, dtype=torch.float32, gain=0.4)
@@ -249,7 +259,7 @@ def test_updates_raise_the_count_of_a_token(plan, objective):
         weights = aggregation.token_mean(given.scored, advantage, chosen.first)
         pull = estimate(reference, given, chosen, 200).each
         optimizer.zero_grad()
-        options = {"advantage": advantage, "reference": pull, "micro_batch": 200}
+        options = {"advantage": advantage, "group": torch.arange(32) // 16, "reference": pull, "micro_batch": 200}
         update(toy, given, chosen, OBJECTIVES[objective], weights, **options)
         optimizer.step()
     assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.25

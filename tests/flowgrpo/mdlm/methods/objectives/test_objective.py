@@ -35,6 +35,7 @@ def terms(gap, advantage, share=None, weight=None, reference=None):
         view_weight=torch.tensor(share or [1 / len(gap)] * len(gap), dtype=torch.float64),
         length=(weight > 0).any(0).sum(1),
         advantage=torch.tensor(advantage, dtype=torch.float64),
+        group=torch.zeros(len(advantage), dtype=torch.long),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
         active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
         order=(weight > 0).int().argmax(0),
@@ -214,7 +215,13 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
     reference = estimate(Toy(dtype=torch.float32), given_answers, chosen, **alike)
     weights = given_answers.scored / given_answers.scored.sum()
     advantage = torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0])
-    inputs = {"advantage": advantage, "token_weight": weights, "old": old.each, "reference": reference.each}
+    inputs = {
+        "advantage": advantage,
+        "group": torch.zeros(5),
+        "token_weight": weights,
+        "old": old.each,
+        "reference": reference.each,
+    }
     outcome = backward(toy, given_answers, chosen, objective=objective, micro_batch=4, **inputs)
     assert (objective.log_ratio(outcome.inputs) == 0).all()
     assert not objective.stopped(outcome.inputs).any()

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from flowgrpo.mdlm.methods.objectives.group_objectives import Regression
+from flowgrpo.mdlm.methods.objectives.objective import Divergence, LossInputs
+
+GAPS = [[0.4, 0.2], [-0.3, 0.1], [0.6, 0.0], [0.2, -0.4], [0.1, 0.0]]  # of the tokens of five answers; the last has one
+ADVANTAGE = [1.0, -1.0, 0.5, 0.5, -0.5]
+GROUP = [7, 2, 7, 2, 7]
+
+
+def inputs(token_weight):
+    gap = torch.tensor([GAPS], dtype=torch.float64)
+    weight = torch.ones_like(gap)
+    weight[0, 4, 1] = 0
+    return LossInputs(
+        new=-1.5 + gap,
+        old=torch.full_like(gap, -1.5),
+        reference=torch.full_like(gap, -1.5),
+        weight=weight,
+        view_weight=torch.ones(1),
+        length=weight[0].sum(1),
+        advantage=torch.tensor(ADVANTAGE, dtype=torch.float64),
+        group=torch.tensor(GROUP),
+        token_weight=torch.tensor(token_weight, dtype=torch.float64),
+        active_views=torch.ones(1, 5, dtype=torch.bool),
+        order=torch.zeros(5, 2, dtype=torch.long),
+    )
+
+
+@pytest.mark.parametrize(
+    ("normalised", "log_ratio"), [(True, [0.3, -0.1, 0.3, -0.1, 0.1]), (False, [0.6, -0.2, 0.6, -0.2, 0.1])]
+)
+def test_the_loss_of_a_group_weighs_as_much_as_its_answers_together(normalised, log_ratio):
+    """By hand, with the members of two groups in turns, and token weights that are not alike."""
+    weights = [[0.1, 0.2], [0.3, 0.0], [0.1, 0.1], [0.05, 0.05], [0.1, 0.0]]
+    expected = 0.0
+    for group in (7, 2):
+        own = [i for i in range(5) if GROUP[i] == group]
+        mean = sum(log_ratio[i] for i in own) / len(own)
+        loss = sum((ADVANTAGE[i] - 4 * (log_ratio[i] - mean)) ** 2 for i in own) / len(own)
+        expected += sum(sum(weights[i]) for i in own) * loss
+    objective, case = Regression(scale=4.0, normalised=normalised), inputs(weights)
+    assert objective.loss(case).item() == pytest.approx(expected)
+    assert objective.log_ratio(case).tolist() == pytest.approx(log_ratio)
+    assert not objective.stopped(case).any()
+    kl = Divergence(beta=0.5, form="k2")
+    pulled = Regression(scale=4.0, normalised=normalised, kl=kl).loss(case)
+    assert pulled.item() == pytest.approx(expected + kl.loss(case).item())
+    assert kl.loss(case) > 0

@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from flowgrpo.training.advantages.group_losses import regression_loss
+
+ADVANTAGE = torch.tensor([1.3, -0.4, 0.6, -1.5], dtype=torch.float64)
+ADVANTAGE = (ADVANTAGE - ADVANTAGE.mean()) / ADVANTAGE.std(correction=0)
+LOG_RATIO = torch.tensor([0.2, -0.7, 0.4, 0.1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("moved", [1.0, 1e-3, 50.0])
+def test_a_regression_on_log_ratios_measures_their_correlation_alone(moved):
+    """Of a group's z-scores the loss is 2 - 2 corr(A, rho), whatever the size and the mean of rho."""
+    loss = regression_loss(moved * LOG_RATIO + 3, ADVANTAGE, scale=None, eps=1e-12)
+    corr = torch.corrcoef(torch.stack([ADVANTAGE, LOG_RATIO]))[0, 1]
+    assert loss.item() == pytest.approx(2 - 2 * corr.item())
+
+
+@pytest.mark.parametrize("eps", [0.01, 0.5])
+def test_the_first_gradient_of_a_regression_is_the_advantage_over_eps(eps):
+    """Where nothing has moved it is -2 A / (G eps), and finite."""
+    still = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(regression_loss(still, ADVANTAGE, scale=None, eps=eps), still)
+    torch.testing.assert_close(slope, -2 * ADVANTAGE / (4 * eps))
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_a_group_of_equals_teaches_a_regression_nothing(scale):
+    """The prediction of a standardised group would have a gradient of rounding errors, which Adam makes a full step."""
+    free = LOG_RATIO.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(regression_loss(free, torch.zeros(4), scale=scale, eps=0.01), free)
+    assert slope.tolist() == [0.0] * 4
+
+
+def test_a_regression_has_the_gradient_of_its_formula_with_that_of_the_std():
+    free = LOG_RATIO.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda rho: regression_loss(rho, ADVANTAGE, scale=None, eps=0.1), free)
+    (slope,) = torch.autograd.grad(regression_loss(free, ADVANTAGE, scale=None, eps=1e-12), free)
+    assert (slope * (LOG_RATIO - LOG_RATIO.mean())).sum().item() == pytest.approx(0, abs=1e-9)  # no pull to a size
+
+
+def test_a_regression_of_a_fixed_scale_has_a_finite_optimum():
+    """Gradient descent ends at rho - mean rho = A / scale; the plain form has no minimum of a size."""
+    free = LOG_RATIO.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([free], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = regression_loss(free, ADVANTAGE, scale=8.0, eps=9.0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.testing.assert_close((free - free.mean()).detach(), ADVANTAGE / 8, rtol=1e-6, atol=1e-9)
+    value = regression_loss(LOG_RATIO, ADVANTAGE, scale=8.0, eps=9.0).item()
+    by_hand = sum((a - 8 * (r - 0.0)) ** 2 for a, r in zip(ADVANTAGE.tolist(), LOG_RATIO.tolist(), strict=True)) / 4
+    assert value == pytest.approx(by_hand)  # the mean of rho is 0
