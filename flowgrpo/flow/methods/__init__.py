@@ -10,6 +10,7 @@ from flowgrpo.flow.methods.kernel_options import CPS, DDIMSDE, DanceSDE, FlowSDE
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
+    Contrast,
     Distill,
     Gradient,
     GroupSigmoid,
@@ -45,6 +46,7 @@ OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
     GroupSigmoid,
     PlackettLuce,
     Regression,
+    Contrast,
     Distill,
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
 
@@ -23,3 +25,26 @@ def regression_loss(log_ratio: Tensor, advantage: Tensor, *, scale: float | None
     else:
         predicted = centred * scale
     return (advantage - predicted).square().mean()
+
+
+def contrast_loss(score: Tensor, good: Tensor, *, temperature: float) -> Tensor:
+    """Return DisCO's loss of a group of G samples (arXiv 2505.12366), which raises scores of good ones above bad ones.
+
+    With the scores s (G,) and the mask `good` (G,) it is -(mean of s over good - t log mean of exp(s / t) over bad), t =
+    `temperature`. So bad samples of high score weigh more; for t towards infinity all bad samples weigh alike. In every
+    group with good and bad samples the total gradient is -1 over the good and 1 over the bad, however many they are. The
+    loss of other groups is 0.
+    """
+    if good.all() or not good.any():
+        return 0 * score.sum()
+    bad = score[~good] / temperature
+    return temperature * (torch.logsumexp(bad, 0) - math.log(len(bad))) - score[good].mean()
+
+
+def trust_loss(log_ratio: Tensor, *, limit: float, penalty: float) -> Tensor:
+    """Return DisCO's penalty on the KL of the policy from the one that sampled: penalty sg(max(KL - limit, 0)) KL.
+
+    KL = -mean of the log ratios (G,); sg is without gradient. The released code takes the KL of a batch.
+    """
+    kl = -log_ratio.mean()
+    return penalty * (kl.detach() - limit).clamp(min=0) * kl

@@ -7,10 +7,16 @@ from typing import ClassVar, Literal
 
 from typing_extensions import override
 
-from flowgrpo.mdlm.methods.objectives.objective import Divergence, LossInputs, Objective, sequence_log_ratio
-from flowgrpo.schema.base import Positive
+from flowgrpo.mdlm.methods.objectives.objective import (
+    Divergence,
+    LossInputs,
+    Objective,
+    sequence_log_prob,
+    sequence_log_ratio,
+)
+from flowgrpo.schema.base import NotNegative, Positive
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.group_losses import regression_loss
+from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
 
 
 class Coupled(Objective):
@@ -18,19 +24,25 @@ class Coupled(Objective):
 
     couples: ClassVar[bool] = True
 
+    normalised: bool = True
+    """Divide an answer's log-probability by its length."""
     kl: Divergence = Divergence()
     """KL term to the reference, or to the policy that sampled the answers."""
 
     @abstractmethod
-    def group_loss(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of a group of K answers, from their log ratios (K,) and advantages (K,)."""
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
+        """Return the loss of a group of K answers, from their log ratios, old log-probabilities and advantages (K,)."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        log_ratio, row_weight = self.log_ratio(inputs), inputs.row_weight
+        each = self.log_ratio(inputs), sequence_log_prob(inputs, inputs.old, self.normalised), inputs.advantage
         members = [inputs.group == group for group in inputs.group.unique()]
-        losses = [row_weight[own].sum() * self.group_loss(log_ratio[own], inputs.advantage[own]) for own in members]
+        losses = [inputs.row_weight[own].sum() * self.group_loss(*(x[own] for x in each)) for own in members]
         return torch.stack(losses).sum() + self.kl.loss(inputs)
+
+    @override
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        return sequence_log_ratio(inputs, self.normalised)
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
@@ -49,13 +61,27 @@ class Regression(Coupled):
     """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
     eps: Positive = 0.01
     """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
-    normalised: bool = True
-    """Divide the log ratio by the answer's length."""
 
     @override
-    def group_loss(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
         return regression_loss(log_ratio, advantage, scale=self.scale, eps=self.eps)
 
+
+class Contrast(Coupled):
+    """DisCO (arXiv 2505.12366): raises log p of a group's good answers (A > 0) above that of its bad ones.
+
+    Every group with good and bad answers pulls alike, however many of each it has.
+    """
+
+    name: Literal["contrast"] = "contrast"
+    temperature: Positive = 10.0
+    """Bad answers weigh in proportion to exp(log p / temperature)."""
+    limit: NotNegative = 1e-4
+    """KL from the old policy, -mean of a group's log ratios, below which there is no penalty."""
+    penalty: NotNegative = 1e3
+    """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
+
     @override
-    def log_ratio(self, inputs: LossInputs) -> Tensor:
-        return sequence_log_ratio(inputs, self.normalised)
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
+        contrast = contrast_loss(old + log_ratio, advantage > 0, temperature=self.temperature)
+        return contrast + trust_loss(log_ratio, limit=self.limit, penalty=self.penalty)

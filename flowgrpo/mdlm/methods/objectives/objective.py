@@ -224,10 +224,15 @@ class TokenRatio(Ratio):
         return stopped & (inputs.active_weight > 0).any(0)
 
 
+def sequence_log_prob(inputs: LossInputs, each: Tensor, normalised: bool = True) -> Tensor:
+    """Return estimates (B,) of whole answers from `each` (n, B, L); with `normalised` divided by the answer's length."""
+    whole = (inputs.active_weight * each).sum((0, 2))
+    return whole / inputs.length.clamp(min=1) if normalised else whole
+
+
 def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
     """Return new - old (B,) of the estimates of whole answers; with `normalised` divided by the answer's length."""
-    gap = inputs.gap(inputs.old).sum((0, 2))
-    return gap / inputs.length.clamp(min=1) if normalised else gap
+    return sequence_log_prob(inputs, inputs.new - inputs.old, normalised)
 
 
 class SequenceRatio(Ratio):
@@ -320,7 +325,7 @@ class Sandwich(Bound):
     def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Return the lower and the upper bound (B,) per token of each answer."""
         weight = inputs.active_weight
-        lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
+        lower = sequence_log_prob(inputs, inputs.new)
         scored = (weight > 0).any(0)  # (B, L)
         powers = (weight.log() + self.beta * inputs.new).where(scored, 0.0)
         upper = torch.logsumexp(powers, 0) / self.beta * scored

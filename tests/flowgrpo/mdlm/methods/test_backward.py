@@ -11,7 +11,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import _Picked, calls, estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
-from flowgrpo.mdlm.methods.objectives.group_objectives import Regression
+from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import (
     Divergence,
     LinearBound,
@@ -32,6 +32,7 @@ OBJECTIVES = {
     "frozen": SequenceRatio(clip_range=[0.2, 0.3], surrogate="frozen_ratio", normalised=False),
     "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
     "regression": Regression(kl=Divergence(beta=0.1)),
+    "contrast": Contrast(limit=1e-3),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
@@ -243,7 +244,9 @@ LEARNING = {"one_step": "token", "coupled": "token", "quadrature": "sequence", "
             "trajectory": "token", "autoregressive": "token", "blocks": "sandwich"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("plan", "objective"), [*LEARNING.items(), ("exact_k", "regression")])
+@pytest.mark.parametrize(
+    ("plan", "objective"), [*LEARNING.items(), ("exact_k", "regression"), ("quadrature", "contrast")]
+)
 def test_updates_raise_the_count_of_a_token(plan, objective):
     toy, random = Toy(width=8, dtype=torch.float32, gain=0.4), torch.Generator().manual_seed(0)
     reference = Toy(width=8, dtype=torch.float32, gain=0.4)

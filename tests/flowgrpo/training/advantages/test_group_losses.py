@@ -1,7 +1,10 @@
+import math
+from itertools import product
+
 import pytest
 import torch
 
-from flowgrpo.training.advantages.group_losses import regression_loss
+from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
 
 ADVANTAGE = torch.tensor([1.3, -0.4, 0.6, -1.5], dtype=torch.float64)
 ADVANTAGE = (ADVANTAGE - ADVANTAGE.mean()) / ADVANTAGE.std(correction=0)
@@ -55,3 +58,60 @@ def test_a_regression_of_a_fixed_scale_has_a_finite_optimum():
     value = regression_loss(LOG_RATIO, ADVANTAGE, scale=8.0, eps=9.0).item()
     by_hand = sum((a - 8 * (r - 0.0)) ** 2 for a, r in zip(ADVANTAGE.tolist(), LOG_RATIO.tolist(), strict=True)) / 4
     assert value == pytest.approx(by_hand)  # the mean of rho is 0
+
+
+def contrast_slopes(score, good, temperature):
+    free = score.clone().requires_grad_()
+    loss = contrast_loss(free, torch.tensor(good, dtype=torch.bool), temperature=temperature)
+    return loss.item(), torch.autograd.grad(loss, free)[0]
+
+
+def test_a_contrast_by_hand():
+    """Good samples pull alike, bad ones by exp(s / t)."""
+    score = torch.tensor([0.2, -0.7, 0.4, 0.1], dtype=torch.float64)
+    loss, slope = contrast_slopes(score, [1, 0, 1, 0], 0.5)
+    bad = [math.exp(-0.7 / 0.5), math.exp(0.1 / 0.5)]
+    assert loss == pytest.approx(-(0.3 - 0.5 * math.log(sum(bad) / 2)))
+    assert slope.tolist() == pytest.approx([-0.5, bad[0] / sum(bad), -0.5, bad[1] / sum(bad)])
+
+
+def test_a_hot_contrast_is_the_difference_of_means():
+    """For t towards infinity, DisCO-b."""
+    loss, slope = contrast_slopes(LOG_RATIO, [0, 1, 0, 0], 1e6)
+    assert loss == pytest.approx(-(-0.7 - 0.7 / 3), abs=1e-6)
+    assert slope.tolist() == pytest.approx([1 / 3, -1, 1 / 3, 1 / 3], abs=1e-6)
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.3, 0.5, 0.9])
+def test_a_contrast_weighs_prompts_alike_however_hard_they_are(chance):
+    """All groups of four answers, each right by `chance`: the mean pull is the chance of both kinds, without p (1 - p).
+
+    Two answers are possible, of scores ln p and ln(1 - p), so the pull of group means is p (1 - p) (G - 1) / G.
+    """
+    pull, plain = 0.0, 0.0
+    for good in product([0, 1], repeat=4):
+        weight = math.prod(chance if each else 1 - chance for each in good)
+        mask = torch.tensor(good, dtype=torch.bool)
+        score = torch.where(mask, math.log(chance), math.log(1 - chance)).double()
+        _, slope = contrast_slopes(score, good, 10.0)
+        pull -= weight * slope[mask].sum().item()
+        assert slope.sum().item() == pytest.approx(0)
+        plain += weight * (mask * (mask.double() - mask.double().mean())).mean().item()
+    assert pull == pytest.approx(1 - chance**4 - (1 - chance) ** 4)
+    assert plain == pytest.approx(chance * (1 - chance) * 3 / 4)
+
+
+@pytest.mark.parametrize("good", [[0, 0, 0, 0], [1, 1, 1, 1]])
+def test_a_group_of_one_kind_has_no_contrast(good):
+    loss, slope = contrast_slopes(LOG_RATIO, good, 10.0)
+    assert loss == 0
+    assert slope.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(("mean", "factor"), [(-0.3, 0.3 - 0.1), (-0.05, 0.0), (0.3, 0.0)])
+def test_only_a_kl_above_its_limit_is_penalised(mean, factor):
+    free = (LOG_RATIO + mean).requires_grad_()  # of mean 0
+    loss = trust_loss(free, limit=0.1, penalty=7.0)
+    assert loss.item() == pytest.approx(-7 * factor * mean)
+    (slope,) = torch.autograd.grad(loss, free)
+    assert slope.tolist() == pytest.approx([-7 * factor / 4] * 4)

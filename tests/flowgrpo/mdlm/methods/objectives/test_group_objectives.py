@@ -1,7 +1,10 @@
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
-from flowgrpo.mdlm.methods.objectives.group_objectives import Regression
+from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import Divergence, LossInputs
 
 GAPS = [[0.4, 0.2], [-0.3, 0.1], [0.6, 0.0], [0.2, -0.4], [0.1, 0.0]]  # of the tokens of five answers; the last has one
@@ -48,3 +51,21 @@ def test_the_loss_of_a_group_weighs_as_much_as_its_answers_together(normalised, 
     pulled = Regression(scale=4.0, normalised=normalised, kl=kl).loss(case)
     assert pulled.item() == pytest.approx(expected + kl.loss(case).item())
     assert kl.loss(case) > 0
+
+
+def test_a_contrast_scores_answers_by_their_log_probability_per_token():
+    """Not by their log ratios: old tokens are at -1.5. Answers 0 and 2 are good, 4 is bad; of 1 and 3 in turn 3 is good."""
+    case = inputs([[0.5, 0.0]] * 5)
+    s = [-1.5 + 0.3, -1.5 - 0.1, -1.5 + 0.3, -1.5 - 0.1, -1.5 + 0.1]
+    old = torch.tensor([[[-1.5, -1.5], [-0.5, -0.5], [-1.5, -1.5], [-1.5, -1.5], [-1.5, -1.5]]], dtype=torch.float64)
+    case = replace(case, old=old, new=old + case.new + 1.5)
+    s[1] += 1.0
+    kl = 0.1  # of the second group: its log ratios are -0.1
+    expected = -1.5 * ((s[0] + s[2]) / 2 - s[4]) - 1.0 * (s[3] - s[1]) + 1.0 * 5 * (kl - 0.02) * kl
+    assert Contrast(limit=0.02, penalty=5.0).loss(case).item() == pytest.approx(expected)
+    free = case.new.clone().requires_grad_()
+    case = replace(case, new=free, advantage=torch.tensor([1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64))
+    (slope,) = torch.autograd.grad(Contrast(temperature=0.5, penalty=0.0).loss(case), free)
+    bad = [math.exp(s[i] / 0.5) for i in (2, 4)]
+    per_token = [-1.5 / 2, 0, 1.5 * bad[0] / sum(bad) / 2, 0, 1.5 * bad[1] / sum(bad)]
+    assert slope[0, :, 0].tolist() == pytest.approx(per_token)
