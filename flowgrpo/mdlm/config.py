@@ -215,12 +215,27 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, [use.name or default_name(use.use) for use in self.rewards])
+            _check_success(hints.reward, self._reward_names)
+        rank_by = getattr(self.algorithm.objective, "rank_by", None)
+        if rank_by is not None and rank_by not in self._reward_names:
+            raise InputError(
+                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self._reward_names)}"
+            )
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
+
+    @property
+    def _reward_names(self) -> list[str]:
+        return [use.name or default_name(use.use) for use in self.rewards]
+
+    @property
+    def ranking(self) -> int | None:
+        """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
+        rank_by = getattr(self.algorithm.objective, "rank_by", None)
+        return None if rank_by is None else self._reward_names.index(rank_by)
 
 
 def _check_success(name: str | None, rewards: list[str]) -> None:

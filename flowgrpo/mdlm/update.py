@@ -34,6 +34,7 @@ class UpdateBatch:
     Attributes:
         rows: (B,) int64 indices of the completions in the iteration's batch.
         group: (B,) int64 group of each completion.
+        rank: (B,) reward of each by which the objective ranks good completions; 0 without one.
         advantage, weight: (B,) advantage and loss weight of each completion.
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
@@ -43,6 +44,7 @@ class UpdateBatch:
 
     rows: Tensor
     group: Tensor
+    rank: Tensor
     answers: Answers
     advantage: Tensor
     weight: Tensor
@@ -61,6 +63,7 @@ class UpdateBatch:
         return UpdateBatch(
             rows=self.rows[index.cpu()],
             group=self.group[index],
+            rank=self.rank[index],
             answers=self.answers.of(index),
             advantage=self.advantage[index],
             weight=self.weight[index],
@@ -93,9 +96,8 @@ def update_batches(
     scored = scored_tokens(config, policy, batch)
     mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
-    correction = None
-    if batch.engine is not None:
-        correction = batch.engine.correction
+    correction = None if batch.engine is None else batch.engine.correction
+    rank = torch.zeros(len(batch.members)) if config.ranking is None else batch.scores.values[:, config.ranking].float()
     batches = []
     for number in range(mask_draws):
         for part in range(train.updates):
@@ -113,6 +115,7 @@ def update_batches(
                 UpdateBatch(
                     rows=rows,
                     group=batch.group[rows].to(scored.device),
+                    rank=rank[rows].to(scored.device),
                     answers=answers,
                     advantage=advantages[rows].to(scored.device),
                     weight=weight[rows].to(scored.device),
@@ -183,6 +186,7 @@ def update_on(
             objective=objective,
             advantage=advantage,
             group=update_batch.group,
+            rank=update_batch.rank,
             token_weight=token_weight,
             old=update_batch.old,
             reference=update_batch.reference,

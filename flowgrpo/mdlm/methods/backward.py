@@ -51,6 +51,7 @@ def backward(
     objective: Objective,
     advantage: Tensor,
     group: Tensor,
+    rank: Tensor,
     token_weight: Tensor,
     old: Tensor | None,
     reference: Tensor | None,
@@ -62,6 +63,7 @@ def backward(
     Args:
         advantage: (B,) of the answers.
         group: (B,) int64 group of each answer.
+        rank: (B,) reward by which the objective ranks good answers; 0 without one.
         token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.
         old: (n, B, L), `LogProb.each` of the policy that sampled the answers, on the same views. None if that is still the
             trained policy: no estimate is needed, and every ratio is 1.
@@ -78,6 +80,7 @@ def backward(
         length=answers.length,
         advantage=advantage,
         group=group,
+        rank=rank,
         token_weight=token_weight,
         active_views=everything,
         order=views.first,

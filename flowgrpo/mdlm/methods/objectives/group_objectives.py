@@ -30,12 +30,13 @@ class Coupled(Objective):
     """KL term to the reference, or to the policy that sampled the answers."""
 
     @abstractmethod
-    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of a group of K answers, from their log ratios, old log-probabilities and advantages (K,)."""
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        """Return the loss of K answers of a group, from log ratios, old log-probabilities, advantages and ranks (K,)."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        each = self.log_ratio(inputs), sequence_log_prob(inputs, inputs.old, self.normalised), inputs.advantage
+        old = sequence_log_prob(inputs, inputs.old, self.normalised)
+        each = self.log_ratio(inputs), old, inputs.advantage, inputs.rank
         members = [inputs.group == group for group in inputs.group.unique()]
         losses = [inputs.row_weight[own].sum() * self.group_loss(*(x[own] for x in each)) for own in members]
         return torch.stack(losses).sum() + self.kl.loss(inputs)
@@ -63,7 +64,7 @@ class Regression(Coupled):
     """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
 
     @override
-    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         return regression_loss(log_ratio, advantage, scale=self.scale, eps=self.eps)
 
 
@@ -76,12 +77,18 @@ class Contrast(Coupled):
     name: Literal["contrast"] = "contrast"
     temperature: Positive = 10.0
     """Bad answers weigh in proportion to exp(log p / temperature)."""
+    rank_by: str | None = None
+    """Name of a reward by which good answers weigh, in proportion to exp(reward / rank_temperature) (DRPO, arXiv
+    2510.04474); give it `weight: 0`, so that it does not decide which are good. null: they weigh alike."""
+    rank_temperature: Positive = 0.1
+    """Temperature of the weights of good answers."""
     limit: NotNegative = 1e-4
     """KL from the old policy, -mean of a group's log ratios, below which there is no penalty."""
     penalty: NotNegative = 1e3
     """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
 
     @override
-    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor) -> Tensor:
-        contrast = contrast_loss(old + log_ratio, advantage > 0, temperature=self.temperature)
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        score, ranks = old + log_ratio, rank / self.rank_temperature
+        contrast = contrast_loss(score, advantage > 0, temperature=self.temperature, rank=ranks)
         return contrast + trust_loss(log_ratio, limit=self.limit, penalty=self.penalty)

@@ -43,6 +43,7 @@ class GivenInputs:
     length: Tensor  # (B,) number of scored tokens
     advantage: Tensor  # (B,)
     group: Tensor  # (B,) int64, group of each answer
+    rank: Tensor  # (B,) reward by which the objective ranks good answers; 0 without one, NaN if unknown
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
@@ -57,6 +58,7 @@ class GivenInputs:
             length=self.length[rows],
             advantage=self.advantage[rows],
             group=self.group[rows],
+            rank=self.rank[rows],
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
             order=self.order[rows],

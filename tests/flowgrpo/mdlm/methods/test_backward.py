@@ -32,12 +32,12 @@ OBJECTIVES = {
     "frozen": SequenceRatio(clip_range=[0.2, 0.3], surrogate="frozen_ratio", normalised=False),
     "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
     "regression": Regression(kl=Divergence(beta=0.1)),
-    "contrast": Contrast(limit=1e-3),
+    "contrast": Contrast(limit=1e-3, rank_by="brevity"),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
 ADVANTAGE = torch.tensor([1.0, -1.0, 0.5, -0.7, 0.0], dtype=torch.float64)
-GROUP = torch.tensor([3, 8, 8, 3, 8])
+GROUP, RANK = torch.tensor([3, 8, 8, 3, 8]), torch.tensor([0.3, 0.1, 0.2, 0.0, 0.4], dtype=torch.float64)
 
 
 def moved(toy, by=0.05):
@@ -56,6 +56,7 @@ def update(toy, given, chosen, objective, weights, **options):
         "reference": None,
         "advantage": ADVANTAGE.to(toy.out.dtype),
         "group": GROUP,
+        "rank": RANK,
         **options,
     }
     return backward(toy, given, chosen, objective=objective, token_weight=weights, **given_options)
@@ -79,6 +80,7 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         length=given.scored.sum(1),
         advantage=ADVANTAGE,
         group=GROUP,
+        rank=RANK,
         token_weight=weights,
         active_views=torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
         order=chosen.first,
@@ -262,7 +264,13 @@ def test_updates_raise_the_count_of_a_token(plan, objective):
         weights = aggregation.token_mean(given.scored, advantage, chosen.first)
         pull = estimate(reference, given, chosen, 200).each
         optimizer.zero_grad()
-        options = {"advantage": advantage, "group": torch.arange(32) // 16, "reference": pull, "micro_batch": 200}
+        options = {
+            "advantage": advantage,
+            "group": torch.arange(32) // 16,
+            "rank": torch.zeros(32),
+            "reference": pull,
+            "micro_batch": 200,
+        }
         update(toy, given, chosen, OBJECTIVES[objective], weights, **options)
         optimizer.step()
     assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.25

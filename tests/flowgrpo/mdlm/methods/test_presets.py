@@ -71,6 +71,7 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
     ones = {
         "advantage": torch.ones(5),
         "group": torch.zeros(5),
+        "rank": torch.zeros(5),
         "token_weight": torch.ones(given.scored.shape),
         "reference": None,
     }

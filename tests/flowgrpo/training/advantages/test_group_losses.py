@@ -60,9 +60,9 @@ def test_a_regression_of_a_fixed_scale_has_a_finite_optimum():
     assert value == pytest.approx(by_hand)  # the mean of rho is 0
 
 
-def contrast_slopes(score, good, temperature):
-    free = score.clone().requires_grad_()
-    loss = contrast_loss(free, torch.tensor(good, dtype=torch.bool), temperature=temperature)
+def contrast_slopes(score, good, temperature, rank=None):
+    free, rank = score.clone().requires_grad_(), None if rank is None else torch.tensor(rank)
+    loss = contrast_loss(free, torch.tensor(good, dtype=torch.bool), temperature=temperature, rank=rank)
     return loss.item(), torch.autograd.grad(loss, free)[0]
 
 
@@ -115,3 +115,23 @@ def test_only_a_kl_above_its_limit_is_penalised(mean, factor):
     assert loss.item() == pytest.approx(-7 * factor * mean)
     (slope,) = torch.autograd.grad(loss, free)
     assert slope.tolist() == pytest.approx([-7 * factor / 4] * 4)
+
+
+def test_a_second_reward_ranks_the_good_and_no_bad_one():
+    """DRPO: weights exp(rank) of the good, over their sum."""
+    weights = [math.exp(3.0), math.exp(2.0), math.exp(5.0)]
+    for of_bad in (-9.0, 0.0, 9.0, math.nan):
+        _, slope = contrast_slopes(LOG_RATIO, [1, 0, 1, 1], 0.5, [3.0, of_bad, 2.0, 5.0])
+        good = [-weight / sum(weights) for weight in weights]
+        assert slope.tolist() == pytest.approx([good[0], 1.0, *good[1:]])
+
+
+def test_equal_ranks_are_no_ranks_and_an_unknown_one_is_the_mean():
+    plain = contrast_slopes(LOG_RATIO, [1, 0, 1, 1], 0.5)
+    for rank in ([4.0] * 4, [math.nan] * 4, [4.0, 1.0, math.nan, 4.0]):
+        loss, slope = contrast_slopes(LOG_RATIO, [1, 0, 1, 1], 0.5, rank)
+        assert loss == pytest.approx(plain[0])
+        torch.testing.assert_close(slope, plain[1])
+    _, unknown = contrast_slopes(LOG_RATIO, [1, 0, 1, 1], 0.5, [3.0, 0.0, math.nan, 5.0])
+    _, known = contrast_slopes(LOG_RATIO, [1, 0, 1, 1], 0.5, [3.0, 0.0, 4.0, 5.0])
+    torch.testing.assert_close(unknown, known)

@@ -25,6 +25,7 @@ def inputs(token_weight):
         length=weight[0].sum(1),
         advantage=torch.tensor(ADVANTAGE, dtype=torch.float64),
         group=torch.tensor(GROUP),
+        rank=torch.zeros(5),
         token_weight=torch.tensor(token_weight, dtype=torch.float64),
         active_views=torch.ones(1, 5, dtype=torch.bool),
         order=torch.zeros(5, 2, dtype=torch.long),
@@ -69,3 +70,14 @@ def test_a_contrast_scores_answers_by_their_log_probability_per_token():
     bad = [math.exp(s[i] / 0.5) for i in (2, 4)]
     per_token = [-1.5 / 2, 0, 1.5 * bad[0] / sum(bad) / 2, 0, 1.5 * bad[1] / sum(bad)]
     assert slope[0, :, 0].tolist() == pytest.approx(per_token)
+
+
+def test_a_contrast_ranks_good_answers_by_the_second_reward():
+    """Answers 0 and 2 are good, of second rewards 0.4 and 0.1; the temperature is 0.2. The bad one's has no effect."""
+    case = replace(inputs([[0.5, 0.0]] * 5), rank=torch.tensor([0.4, 9.0, 0.1, 9.0, 9.0], dtype=torch.float64))
+    free = case.new.clone().requires_grad_()
+    objective = Contrast(rank_by="brevity", rank_temperature=0.2, penalty=0.0)
+    (slope,) = torch.autograd.grad(objective.loss(replace(case, new=free)), free)
+    weights = [math.exp(0.4 / 0.2), math.exp(0.1 / 0.2)]
+    first, third = (-1.5 * weight / sum(weights) / 2 for weight in weights)
+    assert slope[0, :, 0].tolist() == pytest.approx([first, 0.5, third, -0.5, 1.5])

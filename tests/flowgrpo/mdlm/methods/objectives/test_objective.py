@@ -36,6 +36,7 @@ def terms(gap, advantage, share=None, weight=None, reference=None):
         length=(weight > 0).any(0).sum(1),
         advantage=torch.tensor(advantage, dtype=torch.float64),
         group=torch.zeros(len(advantage), dtype=torch.long),
+        rank=torch.zeros(len(advantage)),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
         active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
         order=(weight > 0).int().argmax(0),
@@ -218,6 +219,7 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
     inputs = {
         "advantage": advantage,
         "group": torch.zeros(5),
+        "rank": torch.zeros(5),
         "token_weight": weights,
         "old": old.each,
         "reference": reference.each,
