@@ -212,9 +212,8 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        return (weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])).sum() + self.kl.loss(
-            inputs
-        )
+        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])
+        return loss.sum() + self.kl.loss(inputs)
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
