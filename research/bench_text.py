@@ -290,6 +290,8 @@ def learning(size: Size, estimator: str) -> Callable[[Sequence[int] | None], int
             made,
             objective=objective,
             advantage=advantage,
+            group=torch.zeros(len(advantage), dtype=torch.long),
+            rank=torch.zeros_like(advantage),
             token_weight=token_mean(answers.scored, advantage, made.first),
             old=None,
             reference=None,

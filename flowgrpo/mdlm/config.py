@@ -143,6 +143,12 @@ class TextAlgorithm(AlgorithmSection):
                 "algorithm.likelihood: prefix_ratio needs the order in which tokens are written, which "
                 f"{self.likelihood.name} does not follow; take {' or '.join(ORDERED)}"
             )
+        if isinstance(self.objective, Ratio) and self.objective.surrogate != "clip":
+            for option in ("dual", "gate"):
+                if getattr(self.objective, option) is not None:
+                    raise InputError(
+                        f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
+                    )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self
@@ -154,6 +160,8 @@ class TextAlgorithm(AlgorithmSection):
     @property
     @override
     def keeps_groups_whole(self) -> str | None:
+        if self.objective.couples:
+            return f"algorithm.objective={self.objective.name}"
         return None if self.hints.name == "none" else f"algorithm.hints={self.hints.name}"
 
 
@@ -191,6 +199,11 @@ class TextConfig(RunConfig):
     def _fits(self) -> TextConfig:
         if self.train.split == "edges":
             raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
+        if self.algorithm.objective.couples and self.train.split != "groups" and self.train.updates > 1:
+            raise InputError(
+                f"train.split: {self.algorithm.objective.name} compares the answers of a group in one optimizer step; take "
+                "groups"
+            )
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
@@ -202,12 +215,27 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, [use.name or default_name(use.use) for use in self.rewards])
+            _check_success(hints.reward, self._reward_names)
+        rank_by = getattr(self.algorithm.objective, "rank_by", None)
+        if rank_by is not None and rank_by not in self._reward_names:
+            raise InputError(
+                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self._reward_names)}"
+            )
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
+
+    @property
+    def _reward_names(self) -> list[str]:
+        return [use.name or default_name(use.use) for use in self.rewards]
+
+    @property
+    def ranking(self) -> int | None:
+        """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
+        rank_by = getattr(self.algorithm.objective, "rank_by", None)
+        return None if rank_by is None else self._reward_names.index(rank_by)
 
 
 def _check_success(name: str | None, rewards: list[str]) -> None:

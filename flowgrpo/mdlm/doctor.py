@@ -154,6 +154,8 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
         views,
         objective=algorithm.objective,
         advantage=advantage,
+        group=torch.zeros(len(advantage), dtype=torch.long, device=advantage.device),
+        rank=torch.zeros_like(advantage),
         token_weight=weight,
         old=old,
         reference=old,

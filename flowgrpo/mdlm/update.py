@@ -18,7 +18,6 @@ from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
-from flowgrpo.training.advantages.clipped_ratio import bounded_exp
 from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
 from flowgrpo.training.weights.policy_versions import Versions
@@ -34,6 +33,8 @@ class UpdateBatch:
 
     Attributes:
         rows: (B,) int64 indices of the completions in the iteration's batch.
+        group: (B,) int64 group of each completion.
+        rank: (B,) reward of each by which the objective ranks good completions; 0 without one.
         advantage, weight: (B,) advantage and loss weight of each completion.
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
@@ -42,6 +43,8 @@ class UpdateBatch:
     """
 
     rows: Tensor
+    group: Tensor
+    rank: Tensor
     answers: Answers
     advantage: Tensor
     weight: Tensor
@@ -59,6 +62,8 @@ class UpdateBatch:
         LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
         return UpdateBatch(
             rows=self.rows[index.cpu()],
+            group=self.group[index],
+            rank=self.rank[index],
             answers=self.answers.of(index),
             advantage=self.advantage[index],
             weight=self.weight[index],
@@ -91,9 +96,8 @@ def update_batches(
     scored = scored_tokens(config, policy, batch)
     mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
-    correction = None
-    if batch.engine is not None:
-        correction = batch.engine.correction
+    correction = None if batch.engine is None else batch.engine.correction
+    rank = torch.zeros(len(batch.members)) if config.ranking is None else batch.scores.values[:, config.ranking].float()
     batches = []
     for number in range(mask_draws):
         for part in range(train.updates):
@@ -110,6 +114,8 @@ def update_batches(
             batches.append(
                 UpdateBatch(
                     rows=rows,
+                    group=batch.group[rows].to(scored.device),
+                    rank=rank[rows].to(scored.device),
                     answers=answers,
                     advantage=advantages[rows].to(scored.device),
                     weight=weight[rows].to(scored.device),
@@ -179,6 +185,8 @@ def update_on(
             views,
             objective=objective,
             advantage=advantage,
+            group=update_batch.group,
+            rank=update_batch.rank,
             token_weight=token_weight,
             old=update_batch.old,
             reference=update_batch.reference,
@@ -229,7 +237,7 @@ def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: U
     assert actions is not None
     took = actions_taken(batch.completions.rollout, actions)[rows]
     gap = schedule.log_prob(actions.raw[rows]) - actions.log_prob[rows]
-    loss = objective.ratio_loss(bounded_exp(gap), update_batch.advantage.float()[:, None])
+    loss = objective.ratio_loss(gap, update_batch.advantage.float()[:, None])
     each = (loss * took).sum(1) / took.sum(1).clamp(min=1)
     return (each * update_batch.weight.float()).sum()
 

@@ -195,7 +195,7 @@ BELOW = {
         "mdlm.methods mdlm.config mdlm.models mdlm.rollouts"
     ),
     "flowgrpo.mdlm.update": (
-        "training.advantages training.distributed training.weights mdlm.decoding.decode "
+        "training.distributed training.weights mdlm.decoding.decode "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods mdlm.policy "
         "mdlm.config mdlm.rollouts"
     ),

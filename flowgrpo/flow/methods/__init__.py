@@ -10,12 +10,14 @@ from flowgrpo.flow.methods.kernel_options import CPS, DDIMSDE, DanceSDE, FlowSDE
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
+    Contrast,
     Distill,
     Gradient,
     GroupSigmoid,
     PairPreference,
     PlackettLuce,
     Proximal,
+    Regression,
     SemiPolicy,
     TwoBranch,
     VelocityTarget,
@@ -43,6 +45,8 @@ OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
     SemiPolicy,
     GroupSigmoid,
     PlackettLuce,
+    Regression,
+    Contrast,
     Distill,
 )
 

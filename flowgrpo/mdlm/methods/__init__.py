@@ -9,6 +9,7 @@ from flowgrpo.mdlm.methods.decoder_options import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
+from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
@@ -21,7 +22,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "hints": named(NoHints, Inpainting),
     "likelihood": LIKELIHOODS,
     "baseline": BASELINES,
-    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich),
+    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }
 

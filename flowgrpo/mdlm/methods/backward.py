@@ -4,10 +4,11 @@ The activations of a call take most of an update's memory. So evaluations run a 
 
  - If the objective is a sum over views, calls are filled with views of any row, and each call has its own backward pass.
    This holds for BGPO's bound, and for token ratios whose views score disjoint tokens.
+ - If the objective couples the rows of a group, all rows are taken together.
  - Otherwise, rows whose evaluations fit one call take one call and one backward pass.
- - Rows that need several calls take two passes. The first, without gradient, computes the log-probabilities l of all views
-   and, by autograd on these few numbers, the slope of the loss in each. The second calls the model again and sends sum of
-   slope * l backward. By the chain rule this is the exact gradient, for one more evaluation of each view.
+ - Rows that need several calls together take two passes. The first, without gradient, computes the log-probabilities l of
+   all views and, by autograd on these few numbers, the slope of the loss in each. The second calls the model again and
+   sends sum of slope * l backward. By the chain rule this is the exact gradient, for one more evaluation of each view.
 
 The two passes see the same l only if the model is deterministic, without dropout.
 """
@@ -49,6 +50,8 @@ def backward(
     *,
     objective: Objective,
     advantage: Tensor,
+    group: Tensor,
+    rank: Tensor,
     token_weight: Tensor,
     old: Tensor | None,
     reference: Tensor | None,
@@ -59,6 +62,8 @@ def backward(
 
     Args:
         advantage: (B,) of the answers.
+        group: (B,) int64 group of each answer.
+        rank: (B,) reward by which the objective ranks good answers; 0 without one.
         token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.
         old: (n, B, L), `LogProb.each` of the policy that sampled the answers, on the same views. None if that is still the
             trained policy: no estimate is needed, and every ratio is 1.
@@ -74,17 +79,22 @@ def backward(
         view_weight=views.view_weight,
         length=answers.length,
         advantage=advantage,
+        group=group,
+        rank=rank,
         token_weight=token_weight,
         active_views=everything,
         order=views.first,
     )
     loss, results = 0.0, list[tuple[Call, Tensor]]()
     idle = ~views.scored.any(2)  # (n, B) views without an evaluation count once, with their row's first evaluation
-    for group in calls(views, micro_batch, objective.separable(views)):
-        rows = torch.cat([call.rows for call in group]).unique()
-        local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in group]
-        evaluate = [partial(log_probs, predictor, answers, views, call) for call in group]
-        if len(group) == 1:
+    together = list(calls(views, micro_batch, objective.separable(views)))
+    if objective.couples:
+        together = [[call for each in together for call in each]]
+    for some in together:
+        rows = torch.cat([call.rows for call in some]).unique()
+        local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in some]
+        evaluate = [partial(log_probs, predictor, answers, views, call) for call in some]
+        if len(some) == 1:
             active = idle[:, rows]
             idle[:, rows] = False
             active[local[0].views, local[0].rows] = True
@@ -95,7 +105,7 @@ def backward(
             idle[:, rows] = False
             value, each = _two_passes(evaluate, local, inputs.of(rows), objective=objective, send=send)
         loss += value
-        results += zip(group, each, strict=True)
+        results += zip(some, each, strict=True)
     return Outcome(loss, inputs.at(scatter(results, views.weight), everything))
 
 

@@ -327,7 +327,8 @@ def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
-    several = count > config.train.update_rows
+    together = config.train.part_rows // config.run.shards if objective.couples else 1  # answers of a backward pass
+    several = count * together > config.train.update_rows
     # Otherwise random views may be disjoint by chance, which makes a token ratio separable.
     exact = not several or separable or in_order or not isinstance(objective, TokenRatio)
     return count, 2 if several and not separable else 1, exact and _same_for_all(likelihood, walk, length)

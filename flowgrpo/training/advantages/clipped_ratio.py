@@ -1,10 +1,13 @@
-"""Losses on probability ratios, for flow models and language models: PPO clip, path clip and soft gate."""
+"""Losses on probability ratios, for flow models and language models: surrogates, path clip and soft gate."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
+
+Surrogate = Literal["clip", "kept_gradient", "frozen_ratio", "tapered_ratio"]
 
 LIMIT = 20.0  # bound of |log ratio| before exp; no gradient beyond it
 
@@ -35,6 +38,68 @@ def clip_loss(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tens
 def clip_mask(ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
     """Return a mask (E,) of edges that the clip stops: their gradient is zero."""
     return torch.where(advantage > 0, ratio > 1 + high, ratio < 1 - low) & (advantage != 0)
+
+
+def frozen_loss(weight: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Return the loss (E,) of value -A w and gradient -A w grad log p, with the weight w (E,) without gradient.
+
+    The gradient comes from the log ratio itself, so that it does not vanish beyond `LIMIT`.
+    """
+    return -advantage * weight.detach() * (1 + (log_ratio - log_ratio.detach()))
+
+
+def kept_gradient_loss(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """Return GPPO's loss (E,): the values of `clip_loss`, and a gradient of the edges that the clip stops, too.
+
+    GPPO (arXiv 2508.07629): a stopped edge has the gradient -A c grad log p, where c is the bound that stops it: 1 + high
+    if A > 0, 1 - low if A < 0. Other edges have PPO's, -A r grad log p. It pulls on without end, so add a divergence from
+    the rollout policy.
+    """
+    ratio = bounded_exp(log_ratio)
+    kept = frozen_loss(ratio.clamp(1 - low, 1 + high), log_ratio, advantage)
+    return torch.where(clip_mask(ratio, advantage, low, high), kept, -advantage * ratio)
+
+
+def frozen_ratio_loss(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """Return CISPO's loss (E,): gradient -A w grad log p, w = clip(r, 1 - low, 1 + high) (arXiv 2506.13585).
+
+    The clip bounds the weights of all edges and stops none; w has no gradient.
+    """
+    return frozen_loss(bounded_exp(log_ratio).clamp(1 - low, 1 + high), log_ratio, advantage)
+
+
+def tapered_ratio_loss(log_ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Return TOPR's loss (E,): gradient -A w grad log p, w = 1 if A > 0, else min(r, 1) (arXiv 2503.14286).
+
+    Good edges are learnt however unlikely they are. Bad edges lose their weight as they become unlikely. The released
+    code splits by the sign of the reward.
+    """
+    ratio = bounded_exp(log_ratio)
+    return frozen_loss(torch.where(advantage > 0, torch.ones_like(ratio), ratio.clamp(max=1)), log_ratio, advantage)
+
+
+def surrogate_loss(
+    surrogate: Surrogate, log_ratio: Tensor, advantage: Tensor, clip_range: float | list[float]
+) -> Tensor:
+    """Return the loss (E,) of a surrogate, whose value and gradient at r = 1 are those of -A r."""
+    low, high = both_bounds(clip_range)
+    match surrogate:
+        case "clip":
+            return clip_loss(bounded_exp(log_ratio), advantage, low, high)
+        case "kept_gradient":
+            return kept_gradient_loss(log_ratio, advantage, low, high)
+        case "frozen_ratio":
+            return frozen_ratio_loss(log_ratio, advantage, low, high)
+        case "tapered_ratio":
+            return tapered_ratio_loss(log_ratio, advantage)
+
+
+def surrogate_mask(
+    surrogate: Surrogate, log_ratio: Tensor, advantage: Tensor, clip_range: float | list[float]
+) -> Tensor:
+    """Return a mask (E,) of the edges whose gradient a surrogate sets to zero; only `clip` has such edges."""
+    stopped = clip_mask(bounded_exp(log_ratio), advantage, *both_bounds(clip_range))
+    return stopped if surrogate == "clip" else torch.zeros_like(stopped)
 
 
 def path_bounds(

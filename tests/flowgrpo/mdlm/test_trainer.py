@@ -232,11 +232,17 @@ def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypat
         settings(train__split="edges")
 
 
-def test_two_processes_train_what_one_does(settings, tmp_path):
-    """They share each of three groups."""
-    choices = {"algorithm__preset": "diffu_grpo", "train__passes": 2, "train__split": "samples", "train__groups": 3}
+@pytest.mark.parametrize(
+    "choices",
+    [
+        pytest.param({"train__split": "samples", "train__groups": 3}, id="three shared groups"),
+        pytest.param({"algorithm__objective": {"name": "regression", "kl": {"beta": 0.1}}}, id="whole groups"),
+    ],
+)
+def test_two_processes_train_what_one_does(settings, tmp_path, choices):
+    choices = {"algorithm__preset": "diffu_grpo", "train__passes": 2, **choices}
     one = lines(run.train_config(settings(run__name="one", **choices)))
-    words = [f"{key.replace('__', '.')}={value}" for key, value in choices.items()]
+    words = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in choices.items()]
     process = runs.background("train", str(tmp_path / "run.yaml"), *words, "run.processes=2", "run.name=two")
     _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said

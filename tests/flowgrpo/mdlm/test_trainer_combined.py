@@ -9,6 +9,8 @@ import torch
 from in_turn import after_first_step
 
 from flowgrpo.commands.runs import train as run
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm import trainer
 
 OWN = """
 def early(texts, prompts):
@@ -56,3 +58,29 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(settings, tmp_path):
     rest = run.train_config(chosen(settings, tmp_path, "worst", run__name="parts", run__resume=True))
     one, other = runs.weights(whole.folder, 2), runs.weights(rest.folder, 2)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_one_reward_says_which_answers_are_good_and_another_ranks_them(settings, tmp_path, monkeypatch):
+    seen, real = [], trainer.update_on
+
+    def update_on(config, policy, update_batch, batch, **options):
+        seen.append((update_batch, batch.scores.values[update_batch.rows]))
+        return real(config, policy, update_batch, batch, **options)
+
+    monkeypatch.setattr(trainer, "update_on", update_on)
+    (tmp_path / "own.py").write_text(OWN)
+    uses = [{"use": f"{tmp_path / 'own.py'}:early"}, {"use": f"{tmp_path / 'own.py'}:late", "weight": 0}]
+    words = {"rewards": uses, "algorithm__preset": "diffu_grpo", "train__iterations": 1}
+    run.train_config(settings(**words, algorithm__objective={"name": "contrast", "rank_by": "late"}))
+    assert len(seen) == 2
+    for update_batch, values in seen:
+        assert update_batch.rank.tolist() == values[:, 1].tolist()
+        assert len(update_batch.rank.unique()) > 1
+        for group in update_batch.group.unique():
+            early, advantage = (
+                values[update_batch.group == group, 0],
+                update_batch.advantage[update_batch.group == group],
+            )
+            torch.testing.assert_close(advantage, early - early.mean())
+    with pytest.raises(InputError, match="rank_by: 'latte' is not one of rewards, did you mean 'late'"):
+        settings(**words, algorithm__objective={"name": "contrast", "rank_by": "latte"})

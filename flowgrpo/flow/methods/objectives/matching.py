@@ -27,6 +27,7 @@ from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
+from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
@@ -279,6 +280,45 @@ class GroupSigmoid(Coupled):
         if self.clip_range is None:
             return super().above(inputs)
         return inputs.log_prob > inputs.score(inputs.old_error)
+
+
+class Regression(Coupled):
+    """Reg-GRPO (arXiv 2506.07464): regression of a group's advantages on its log ratios, without clip and ratio.
+
+    At each noise level the log ratios to the anchor are centred in the group, and divided by their standard deviation or
+    multiplied by a number.
+    """
+
+    name: Literal["regression"] = "regression"
+    scale: Positive | None = None
+    """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
+    eps: Positive = 0.01
+    """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        return regression_loss(ell, advantage, scale=self.scale, eps=self.eps)
+
+
+class Contrast(Coupled):
+    """DisCO (arXiv 2505.12366): raises the log ratios of a group's good samples (A > 0) above those of its bad ones.
+
+    Every group with good and bad samples pulls alike, however many of each it has. The paper, on language models, scores
+    by log-probabilities; that of a noised sample is mostly the energy of its noise, so here scores are log ratios.
+    """
+
+    name: Literal["contrast"] = "contrast"
+    temperature: Positive = 0.01
+    """Bad samples weigh in proportion to exp(log ratio / temperature)."""
+    limit: NotNegative = 1e-4
+    """KL from the anchor, -mean of a group's log ratios, below which there is no penalty."""
+    penalty: NotNegative = 1e3
+    """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
+
+    @override
+    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        contrast = contrast_loss(ell, advantage > 0, temperature=self.temperature)
+        return contrast + trust_loss(ell, limit=self.limit, penalty=self.penalty)
 
 
 class PlackettLuce(Coupled):

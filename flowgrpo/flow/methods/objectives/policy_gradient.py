@@ -15,8 +15,13 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.advantages import clipped_ratio
-from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
+from flowgrpo.training.advantages.clipped_ratio import (
+    Surrogate,
+    bounded_exp,
+    soft_gate_loss,
+    surrogate_loss,
+    surrogate_mask,
+)
 
 if TYPE_CHECKING:
     from samplers import kernels
@@ -259,22 +264,26 @@ class Clipped(PolicyGradient):
 
     clip_range: ClipRange = 1e-4
     """The ratio is clipped to [1 - c, 1 + c]; with [low, high], to [1 - low, 1 + high]."""
+    surrogate: Surrogate = "clip"
+    """Gradient of an edge: clip, none beyond the clip range (PPO); kept_gradient, that of the bound there (GPPO);
+    frozen_ratio, that of A log p times the clipped ratio (CISPO); tapered_ratio, that of A log p, times min(ratio, 1) for
+    bad edges, without a clip range (TOPR)."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        return clipped_ratio.clip_loss(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+        return surrogate_loss(self.surrogate, self.log_ratio(inputs), inputs.advantage, self.clip_range)
 
     @override
     def clipped(self, inputs: LossInputs) -> Tensor:
-        return clipped_ratio.clip_mask(self.ratio(inputs), inputs.advantage, *both_bounds(self.clip_range))
+        return surrogate_mask(self.surrogate, self.log_ratio(inputs), inputs.advantage, self.clip_range)
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:
-        return self.ratio(inputs) > 1
+        return self.log_ratio(inputs) > 0
 
-    def ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the ratio (E,) that is clipped."""
-        return plain_ratio(inputs)
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        """Return the log (E,) of the ratio that is clipped."""
+        return inputs.log_prob - inputs.old_log_prob
 
 
 class Clip(Clipped):
@@ -302,9 +311,9 @@ class NormalisedRatio(Clipped):
         return True
 
     @override
-    def ratio(self, inputs: LossInputs) -> Tensor:
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
         bias = _mean_square(inputs.mean, inputs.old_mean) / (2 * inputs.std**2)
-        return bounded_exp((inputs.log_prob - inputs.old_log_prob + bias) * inputs.std)
+        return (inputs.log_prob - inputs.old_log_prob + bias) * inputs.std
 
     @override
     def pulls(self, steps: Sequence[TrainedStep], sigma_cap: float) -> list[float]:
@@ -361,7 +370,7 @@ class SoftGate(PolicyGradient):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        return clipped_ratio.soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
+        return soft_gate_loss(plain_ratio(inputs), inputs.advantage, *self.temperature)
 
 
 def _mean_square(a: State | None, b: State | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Objectives: losses of the estimated log-probabilities of answers.
 
 An objective takes the log-probabilities l (n, B, L) of every view under the new policy, the old policy and the reference.
-Its loss is a sum over rows, with the weights of `aggregation`. A `separable` loss is also a sum over views, so it can be
-computed for some views at a time.
+Its loss is a sum over rows, or over groups of rows, with the weights of `aggregation`. A `separable` loss is also a sum over
+views, so it can be computed for some views at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -20,11 +20,11 @@ from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
-    both_bounds,
+    Surrogate,
     bounded_exp,
-    clip_loss,
-    clip_mask,
     soft_gate_loss,
+    surrogate_loss,
+    surrogate_mask,
 )
 
 Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
@@ -42,6 +42,8 @@ class GivenInputs:
     view_weight: Tensor  # (n,), of `Views`
     length: Tensor  # (B,) number of scored tokens
     advantage: Tensor  # (B,)
+    group: Tensor  # (B,) int64, group of each answer
+    rank: Tensor  # (B,) reward by which the objective ranks good answers; 0 without one, NaN if unknown
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
@@ -55,6 +57,8 @@ class GivenInputs:
             view_weight=self.view_weight,
             length=self.length[rows],
             advantage=self.advantage[rows],
+            group=self.group[rows],
+            rank=self.rank[rows],
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
             order=self.order[rows],
@@ -131,6 +135,9 @@ class Divergence(Strict):
 class Objective(Choice):
     """A loss with a divergence `kl`."""
 
+    couples: ClassVar[bool] = False
+    """Whether the loss of an answer depends on the others of its group, so that it needs whole groups at once."""
+
     if TYPE_CHECKING:  # a field in some subclasses, a property in others
 
         @property
@@ -164,33 +171,33 @@ class Ratio(Objective):
 
     clip_range: Positive | Pair = 0.2
     """How far a ratio may be from 1: one bound for both sides, or [low, high]."""
+    surrogate: Surrogate = "clip"
+    """Gradient of a ratio: clip, none beyond the clip range (PPO); kept_gradient, that of the bound there (GPPO);
+    frozen_ratio, that of A log p times the clipped ratio (CISPO); tapered_ratio, that of A log p, times min(ratio, 1) for
+    bad answers, without a clip range (TOPR)."""
     dual: Positive | None = None
-    """The loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
+    """With surrogate clip, the loss of a bad answer is at most this times |A| (arXiv 1912.09729); null: no such bound."""
     gate: Pair | None = None
     """Temperatures for A > 0 and A <= 0 of SAPO's soft gate (arXiv 2511.20347), in place of the clip; null: clip."""
     kl: Divergence = Divergence()
     """KL term to the reference, or to the policy that sampled the answers."""
 
-    def ratio_loss(self, ratio: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of each ratio, in its shape."""
+    def ratio_loss(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+        """Return the loss of each ratio, in the shape of the log ratios."""
         if self.gate is not None:
-            return soft_gate_loss(ratio, advantage, *self.gate)
-        loss = clip_loss(ratio, advantage, *both_bounds(self.clip_range))
+            return soft_gate_loss(bounded_exp(log_ratio), advantage, *self.gate)
+        loss = surrogate_loss(self.surrogate, log_ratio, advantage, self.clip_range)
         if self.dual is None:
             return loss
         # Dual clip (arXiv 1912.09729): the loss of a bad answer is at most dual |A|.
         return torch.where(advantage < 0, torch.minimum(loss, -self.dual * advantage), loss)
 
-    def ratio_stopped(self, ratio: Tensor, advantage: Tensor) -> Tensor:
+    def ratio_stopped(self, log_ratio: Tensor, advantage: Tensor) -> Tensor:
         """Return which ratios have no gradient, bool; with `gate` every ratio has one."""
         if self.gate is not None:
-            return torch.zeros(ratio.shape, dtype=torch.bool, device=ratio.device)
-        stopped = clip_mask(ratio, advantage, *both_bounds(self.clip_range))
-        return stopped if self.dual is None else stopped | ((advantage < 0) & (ratio > self.dual))
-
-    def ratio(self, inputs: LossInputs) -> Tensor:
-        """Return the ratios, in the shape of `log_ratio`."""
-        return bounded_exp(self.log_ratio(inputs))
+            return torch.zeros(log_ratio.shape, dtype=torch.bool, device=log_ratio.device)
+        stopped = surrogate_mask(self.surrogate, log_ratio, advantage, self.clip_range)
+        return stopped if self.dual is None else stopped | ((advantage < 0) & (bounded_exp(log_ratio) > self.dual))
 
 
 class TokenRatio(Ratio):
@@ -205,7 +212,8 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        return (weight * self.ratio_loss(self.ratio(inputs), inputs.advantage[:, None])).sum() + self.kl.loss(inputs)
+        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])
+        return loss.sum() + self.kl.loss(inputs)
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -213,14 +221,19 @@ class TokenRatio(Ratio):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        stopped = self.ratio_stopped(self.ratio(inputs), inputs.advantage[:, None])
+        stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.advantage[:, None])
         return stopped & (inputs.active_weight > 0).any(0)
+
+
+def sequence_log_prob(inputs: LossInputs, each: Tensor, normalised: bool = True) -> Tensor:
+    """Return estimates (B,) of whole answers from `each` (n, B, L); with `normalised` divided by the answer's length."""
+    whole = (inputs.active_weight * each).sum((0, 2))
+    return whole / inputs.length.clamp(min=1) if normalised else whole
 
 
 def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
     """Return new - old (B,) of the estimates of whole answers; with `normalised` divided by the answer's length."""
-    gap = inputs.gap(inputs.old).sum((0, 2))
-    return gap / inputs.length.clamp(min=1) if normalised else gap
+    return sequence_log_prob(inputs, inputs.new - inputs.old, normalised)
 
 
 class SequenceRatio(Ratio):
@@ -236,7 +249,7 @@ class SequenceRatio(Ratio):
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        loss = inputs.row_weight * self.ratio_loss(self.ratio(inputs), inputs.advantage)
+        loss = inputs.row_weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage)
         return loss.sum() + self.kl.loss(inputs)
 
     @override
@@ -245,7 +258,7 @@ class SequenceRatio(Ratio):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        return self.ratio_stopped(self.ratio(inputs), inputs.advantage)
+        return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
 
 
 class Bound(Objective):
@@ -313,7 +326,7 @@ class Sandwich(Bound):
     def bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Return the lower and the upper bound (B,) per token of each answer."""
         weight = inputs.active_weight
-        lower = (weight * inputs.new).sum((0, 2)) / inputs.length.clamp(min=1)
+        lower = sequence_log_prob(inputs, inputs.new)
         scored = (weight > 0).any(0)  # (B, L)
         powers = (weight.log() + self.beta * inputs.new).where(scored, 0.0)
         upper = torch.logsumexp(powers, 0) / self.beta * scored

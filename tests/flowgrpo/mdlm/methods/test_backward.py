@@ -11,6 +11,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import _Picked, calls, estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
+from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import (
     Divergence,
     LinearBound,
@@ -27,11 +28,16 @@ OBJECTIVES = {
     "token, pulled as a sequence": TokenRatio(gate=[1.0, 1.05], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "sequence": SequenceRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1, form="k2", level="sequence")),
     "unnormalised": SequenceRatio(gate=[1.0, 1.05], normalised=False),
+    "kept": TokenRatio(clip_range=0.02, surrogate="kept_gradient"),
+    "frozen": SequenceRatio(clip_range=[0.2, 0.3], surrogate="frozen_ratio", normalised=False),
     "prefix": PrefixRatio(clip_range=[0.2, 0.3], kl=Divergence(beta=0.1)),
+    "regression": Regression(kl=Divergence(beta=0.1)),
+    "contrast": Contrast(limit=1e-3, rank_by="brevity"),
     "bound": LinearBound(),
     "sandwich": Sandwich(),
 }
 ADVANTAGE = torch.tensor([1.0, -1.0, 0.5, -0.7, 0.0], dtype=torch.float64)
+GROUP, RANK = torch.tensor([3, 8, 8, 3, 8]), torch.tensor([0.3, 0.1, 0.2, 0.0, 0.4], dtype=torch.float64)
 
 
 def moved(toy, by=0.05):
@@ -45,7 +51,14 @@ def moved(toy, by=0.05):
 
 def update(toy, given, chosen, objective, weights, **options):
     """What `backward` does with the advantages of five answers, unless others are given."""
-    given_options = {"old": None, "reference": None, "advantage": ADVANTAGE.to(toy.out.dtype), **options}
+    given_options = {
+        "old": None,
+        "reference": None,
+        "advantage": ADVANTAGE.to(toy.out.dtype),
+        "group": GROUP,
+        "rank": RANK,
+        **options,
+    }
     return backward(toy, given, chosen, objective=objective, token_weight=weights, **given_options)
 
 
@@ -66,6 +79,8 @@ def by_hand(toy, given, chosen, objective, weights, old, reference):
         view_weight=chosen.view_weight,
         length=given.scored.sum(1),
         advantage=ADVANTAGE,
+        group=GROUP,
+        rank=RANK,
         token_weight=weights,
         active_views=torch.ones(chosen.weight.shape[:2], dtype=torch.bool),
         order=chosen.first,
@@ -231,7 +246,9 @@ LEARNING = {"one_step": "token", "coupled": "token", "quadrature": "sequence", "
             "trajectory": "token", "autoregressive": "token", "blocks": "sandwich"}  # fmt: skip
 
 
-@pytest.mark.parametrize(("plan", "objective"), LEARNING.items())
+@pytest.mark.parametrize(
+    ("plan", "objective"), [*LEARNING.items(), ("exact_k", "regression"), ("quadrature", "contrast")]
+)
 def test_updates_raise_the_count_of_a_token(plan, objective):
     toy, random = Toy(width=8, dtype=torch.float32, gain=0.4), torch.Generator().manual_seed(0)
     reference = Toy(width=8, dtype=torch.float32, gain=0.4)
@@ -247,7 +264,13 @@ def test_updates_raise_the_count_of_a_token(plan, objective):
         weights = aggregation.token_mean(given.scored, advantage, chosen.first)
         pull = estimate(reference, given, chosen, 200).each
         optimizer.zero_grad()
-        options = {"advantage": advantage, "reference": pull, "micro_batch": 200}
+        options = {
+            "advantage": advantage,
+            "group": torch.arange(32) // 16,
+            "rank": torch.zeros(32),
+            "reference": pull,
+            "micro_batch": 200,
+        }
         update(toy, given, chosen, OBJECTIVES[objective], weights, **options)
         optimizer.step()
     assert sum(curve[-5:]) / 5 > sum(curve[:5]) / 5 + 0.25

@@ -68,7 +68,13 @@ def test_the_bounds_of_a_sandwich_are_those_of_the_released_code():
     given = answers(rows=5, scope="eos", length=8, end=6)
     chosen = likelihood.blocks(given, size=3, draws=2, prompt_rate=0.4)
     new = -3 * torch.rand(chosen.weight.shape, generator=torch.Generator().manual_seed(0)) * chosen.scored
-    ones = {"advantage": torch.ones(5), "token_weight": torch.ones(given.scored.shape), "reference": None}
+    ones = {
+        "advantage": torch.ones(5),
+        "group": torch.zeros(5),
+        "rank": torch.zeros(5),
+        "token_weight": torch.ones(given.scored.shape),
+        "reference": None,
+    }
     terms = LossInputs(
         new=new,
         old=new,

@@ -56,6 +56,8 @@ FIXED = [
     ("diffu_grpo", {"algorithm__decoder__cfg_scale": 1.0, "algorithm__decoder__steps": 2}, 4, 3),
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
+    ("gdpo", {"algorithm__objective": "regression"}, 4, 2 * 3),  # 8 answers of an optimizer step in one call
+    ("gdpo", {"algorithm__objective": "regression", "train__micro_batch": 23}, 4, 3 * 3),
     ("bgpo", {"train__micro_batch": 5}, 4, 2 * 16),  # sixteen, each call by itself
     ("cj_grpo", {}, 4, 2 * 4),  # gradient and reference: the decoder recorded what the old policy is
     ("cj_grpo", {"train__micro_batch": 3}, 4, 2 * 4),  # disjoint views

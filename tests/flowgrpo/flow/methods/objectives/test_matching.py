@@ -11,11 +11,13 @@ import torch
 from flowgrpo.flow.methods.likelihood import Elbo
 from flowgrpo.flow.methods.objectives.matching import (
     Centred,
+    Contrast,
     Gradient,
     GroupSigmoid,
     PairPreference,
     PlackettLuce,
     Proximal,
+    Regression,
     SemiPolicy,
     TwoBranch,
     VelocityTarget,
@@ -188,7 +190,12 @@ def test_seppo_pushes_the_other_sample_away_only_where_the_policy_denoises_the_w
 
 
 @pytest.mark.parametrize(
-    "objective", [PairPreference(beta=3.0), SemiPolicy(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)]
+    "objective",
+    [
+        *(PairPreference(beta=3.0), SemiPolicy(beta=3.0), GroupSigmoid(beta=3.0), PlackettLuce(beta=2.0)),
+        *(Regression(eps=0.1), Regression(scale=3.0)),
+        Contrast(temperature=0.2, penalty=0.0),
+    ],
 )
 def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
     ell, advantage = torch.tensor([0.3, -0.1, 0.2, -0.4]).double(), torch.tensor([0.2, 1.0, -0.7, 0.3]).double()
@@ -236,6 +243,24 @@ def test_bad_samples_are_held_less():
     given = inputs(even, "velocity", "group", v=numbers("group", "v"), advantage=A)
     weights = 0.2 + 0.8 * optimality(A, 5.0)
     torch.testing.assert_close(held.divergence(given), even.divergence(given) * weights)
+
+
+def test_a_contrast_of_log_ratios_stays_near_the_anchor():
+    """Of good samples 0 and 1 (A > 0); log ratios of mean -0.2 are past a limit of 0.05: 3 x 0.15 off every sample."""
+    ell, advantage = torch.tensor([0.1, -0.3, -0.2, -0.4]).double(), torch.tensor([1.0, 0.5, 0.0, -1.5]).double()
+    bad = [math.exp(-0.2 / 0.1), math.exp(-0.4 / 0.1)]
+    free = [-0.5, -0.5, bad[0] / sum(bad), bad[1] / sum(bad)]
+    found = Contrast(temperature=0.1, limit=0.05, penalty=3.0).coefficients(ell, advantage) / 4
+    assert found.tolist() == pytest.approx([slope - 3 * 0.15 / 4 for slope in free], rel=1e-5)
+
+
+def test_the_pull_of_a_regression_at_the_anchor_is_a_policy_gradient_over_eps():
+    """-2 A grad L / eps of each sample, for advantages of mean 0; with a number -2 A scale grad L."""
+    advantage, start = A - A.mean(), numbers("shared", "v_old")
+    _, plain = gradient(Gradient(ratio=False), "velocity", case="shared", v=start, advantage=advantage)
+    for objective in (Regression(eps=0.5), Regression(scale=2.0)):
+        _, found = gradient(objective, "velocity", case="shared", v=start, advantage=advantage)
+        torch.testing.assert_close(found, 4 * plain, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("previous", "asked"), [(0.0, {"reference"}), (2.0, {"reference", "old"})])

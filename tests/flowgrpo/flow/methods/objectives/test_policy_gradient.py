@@ -21,7 +21,7 @@ from flowgrpo.flow.methods.objectives.policy_gradient import (
 )
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.updates.update import Credited, update_part
-from flowgrpo.training.advantages.clipped_ratio import clip_loss, clip_mask, soft_gate_loss
+from flowgrpo.training.advantages.clipped_ratio import bounded_exp, clip_loss, clip_mask, soft_gate_loss
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
 from samplers.kernels import Kernel, log_prob, transition
@@ -29,7 +29,9 @@ from samplers.plans import chain
 from samplers.schedule import euler_sigmas, linear_sigmas
 from samplers.trees import Root, grow
 
-normalised_ratio = NormalisedRatio().ratio
+
+def normalised_ratio(case):
+    return bounded_exp(NormalisedRatio().log_ratio(case))
 
 
 def terms(log_ratio, advantage, **others):
@@ -213,6 +215,19 @@ def test_the_loss_of_normalised_ratios_is_divided_by_the_step():
     other = replace(case, advantage=-case.advantage)
     assert guard.loss(other).tolist() == pytest.approx([1.5 * 0.99 / 0.05, 1.5 * ratios[1] / 0.05], rel=1e-4)
     assert guard.clipped(other).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("surrogate", ["kept_gradient", "frozen_ratio"])
+def test_surrogates_keep_the_gradient_of_the_normalised_ratio_beyond_its_clip(surrogate):
+    """As in the test above: a gradient of the bounds where the first and the last edge had none."""
+    case = moved(NOISE, SHIFT, 0.2)
+    case = replace(case, log_prob=case.log_prob.requires_grad_())
+    weights = {"kept_gradient": [math.exp(-0.0155), 1.002], "frozen_ratio": [0.99, 1.002]}[surrogate]
+    guard = NormalisedRatio(clip_range=[0.01, 0.002], surrogate=surrogate)
+    (slope,) = torch.autograd.grad(guard.loss(case).sum(), case.log_prob)
+    assert slope.tolist() == pytest.approx([-1.5 * weight * 0.2 / 0.05 for weight in weights], rel=1e-4)
+    assert guard.clipped(case).tolist() == [False, False]
+    assert NormalisedRatio(clip_range=[0.01, 0.002]).clipped(case).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.7, 0.95, 1.0, 1.2, 1.6, 9.0])

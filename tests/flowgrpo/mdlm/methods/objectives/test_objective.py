@@ -35,6 +35,8 @@ def terms(gap, advantage, share=None, weight=None, reference=None):
         view_weight=torch.tensor(share or [1 / len(gap)] * len(gap), dtype=torch.float64),
         length=(weight > 0).any(0).sum(1),
         advantage=torch.tensor(advantage, dtype=torch.float64),
+        group=torch.zeros(len(advantage), dtype=torch.long),
+        rank=torch.zeros(len(advantage)),
         token_weight=torch.full(gap.shape[1:], 1 / gap[0].numel(), dtype=torch.float64),
         active_views=torch.ones(gap.shape[:2], dtype=torch.bool),
         order=(weight > 0).int().argmax(0),
@@ -61,8 +63,31 @@ def test_sequence_ratios_by_hand():
 
 def test_a_dual_clip_bounds_the_loss_of_bad_answers_and_an_advantage_of_0_stops_none():
     ratio, advantage = torch.tensor([5.0, 5.0, 2.0, 0.1, 5.0, 0.1]), torch.tensor([-1.0, 1.0, -1.0, -1.0, 0.0, 0.0])
-    assert TokenRatio(dual=3.0).ratio_loss(ratio, advantage).tolist() == pytest.approx([3.0, -1.2, 2.0, 0.8, 0, 0])
-    assert TokenRatio(dual=3.0).ratio_stopped(ratio, advantage).tolist() == [True, True, False, True, False, False]
+    assert TokenRatio(dual=3.0).ratio_loss(ratio.log(), advantage).tolist() == pytest.approx(
+        [3.0, -1.2, 2.0, 0.8, 0, 0]
+    )
+    assert TokenRatio(dual=3.0).ratio_stopped(ratio.log(), advantage).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "good", "bad"), [("kept_gradient", 1.1, 0.9), ("frozen_ratio", 1.1, 0.9), ("tapered_ratio", 1, 0.5)]
+)
+def test_surrogates_of_tokens_and_answers_keep_gradients_beyond_the_clip(surrogate, good, bad):
+    """An answer whose ratio is 1.5 and one whose ratio is 0.5, of one token each."""
+    case = terms([[[math.log(1.5)], [math.log(0.5)]]], [2.0, -2.0])
+    case = replace(case, new=case.new.requires_grad_())
+    for objective in (TokenRatio, SequenceRatio):
+        chosen = objective(clip_range=0.1, surrogate=surrogate)
+        (slope,) = torch.autograd.grad(chosen.loss(case), case.new)
+        assert slope.flatten().tolist() == pytest.approx([-2 * good / 2, 2 * bad / 2])
+        assert not chosen.stopped(case).any()
 
 
 def test_kl_forms_by_hand():
@@ -176,6 +201,7 @@ OBJECTIVES = [
     TokenRatio(kl=Divergence(beta=0.1)),
     SequenceRatio(kl=PULL),
     SequenceRatio(gate=[1.0, 1.05], normalised=False),
+    SequenceRatio(surrogate="tapered_ratio", normalised=False),
 ]
 
 
@@ -190,7 +216,14 @@ def test_nothing_has_moved_before_the_first_update(name, objective):
     reference = estimate(Toy(dtype=torch.float32), given_answers, chosen, **alike)
     weights = given_answers.scored / given_answers.scored.sum()
     advantage = torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0])
-    inputs = {"advantage": advantage, "token_weight": weights, "old": old.each, "reference": reference.each}
+    inputs = {
+        "advantage": advantage,
+        "group": torch.zeros(5),
+        "rank": torch.zeros(5),
+        "token_weight": weights,
+        "old": old.each,
+        "reference": reference.each,
+    }
     outcome = backward(toy, given_answers, chosen, objective=objective, micro_batch=4, **inputs)
     assert (objective.log_ratio(outcome.inputs) == 0).all()
     assert not objective.stopped(outcome.inputs).any()

@@ -29,6 +29,8 @@ def inputs(gap, order, advantage, scored=None):
         view_weight=torch.full((count,), 1 / count),
         length=scored.sum(1),
         advantage=torch.tensor([advantage], dtype=torch.float64),
+        group=torch.zeros(1, dtype=torch.long),
+        rank=torch.zeros(1),
         token_weight=torch.ones(order.shape, dtype=torch.float64),
         active_views=torch.ones(count, 1, dtype=torch.bool),
         order=order,
@@ -108,7 +110,12 @@ def test_without_a_move_every_ratio_is_1_whatever_the_bounds(plan):
     for objective in (PrefixRatio(clip_range=1e-12), TokenRatio(clip_range=0.2)):
         toy.zero_grad()
         inputs = {"old": estimate(toy, given, chosen, 100).each, "reference": None, "micro_batch": 3}
-        inputs |= {"advantage": advantage, "token_weight": given.scored / given.scored.sum()}
+        inputs |= {
+            "advantage": advantage,
+            "group": torch.zeros(4),
+            "rank": torch.zeros(4),
+            "token_weight": given.scored / given.scored.sum(),
+        }
         outcome = backward(toy, given, chosen, objective=objective, **inputs)
         assert not objective.stopped(outcome.inputs).any()
         found.append((outcome.loss, torch.cat([p.grad.flatten() for p in toy.parameters()])))

@@ -1,0 +1,94 @@
+"""Objectives that couple the answers of a group."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Literal
+
+from typing_extensions import override
+
+from flowgrpo.mdlm.methods.objectives.objective import (
+    Divergence,
+    LossInputs,
+    Objective,
+    sequence_log_prob,
+    sequence_log_ratio,
+)
+from flowgrpo.schema.base import NotNegative, Positive
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
+
+
+class Coupled(Objective):
+    """An objective of whole groups; the loss of a group weighs as much as its answers do together."""
+
+    couples: ClassVar[bool] = True
+
+    normalised: bool = True
+    """Divide an answer's log-probability by its length."""
+    kl: Divergence = Divergence()
+    """KL term to the reference, or to the policy that sampled the answers."""
+
+    @abstractmethod
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        """Return the loss of K answers of a group, from log ratios, old log-probabilities, advantages and ranks (K,)."""
+
+    @override
+    def loss(self, inputs: LossInputs) -> Tensor:
+        old = sequence_log_prob(inputs, inputs.old, self.normalised)
+        each = self.log_ratio(inputs), old, inputs.advantage, inputs.rank
+        members = [inputs.group == group for group in inputs.group.unique()]
+        losses = [inputs.row_weight[own].sum() * self.group_loss(*(x[own] for x in each)) for own in members]
+        return torch.stack(losses).sum() + self.kl.loss(inputs)
+
+    @override
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        return sequence_log_ratio(inputs, self.normalised)
+
+    @override
+    def stopped(self, inputs: LossInputs) -> Tensor:
+        return torch.zeros_like(inputs.advantage, dtype=torch.bool)
+
+
+class Regression(Coupled):
+    """Reg-GRPO (arXiv 2506.07464): regression of a group's advantages on its log ratios, without clip and ratio.
+
+    The log ratios of whole answers are centred in the group, and divided by their standard deviation or multiplied by a
+    number.
+    """
+
+    name: Literal["regression"] = "regression"
+    scale: Positive | None = None
+    """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
+    eps: Positive = 0.01
+    """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
+
+    @override
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        return regression_loss(log_ratio, advantage, scale=self.scale, eps=self.eps)
+
+
+class Contrast(Coupled):
+    """DisCO (arXiv 2505.12366): raises log p of a group's good answers (A > 0) above that of its bad ones.
+
+    Every group with good and bad answers pulls alike, however many of each it has.
+    """
+
+    name: Literal["contrast"] = "contrast"
+    temperature: Positive = 10.0
+    """Bad answers weigh in proportion to exp(log p / temperature)."""
+    rank_by: str | None = None
+    """Name of a reward by which good answers weigh, in proportion to exp(reward / rank_temperature) (DRPO, arXiv
+    2510.04474); give it `weight: 0`, so that it does not decide which are good. null: they weigh alike."""
+    rank_temperature: Positive = 0.1
+    """Temperature of the weights of good answers."""
+    limit: NotNegative = 1e-4
+    """KL from the old policy, -mean of a group's log ratios, below which there is no penalty."""
+    penalty: NotNegative = 1e3
+    """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
+
+    @override
+    def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        score, ranks = old + log_ratio, rank / self.rank_temperature
+        contrast = contrast_loss(score, advantage > 0, temperature=self.temperature, rank=ranks)
+        return contrast + trust_loss(log_ratio, limit=self.limit, penalty=self.penalty)
