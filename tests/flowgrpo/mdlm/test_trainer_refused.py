@@ -44,6 +44,10 @@ from rewards import RewardError
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
         ({"algorithm__objective": "regression", "train__split": "samples"}, "^train.split: regression compares .* groups"),
+        (
+            {"algorithm__objective": "regression", "train__groups": 3, "train__updates": 1, "run__processes": 2},
+            "^train.groups: .* whole because of algorithm.objective=regression",
+        ),
         ({"model__path": "nowhere/at all"}, "model.path"),
         ({"train__groups": 3}, "train.groups"),
     ],
