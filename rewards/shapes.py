@@ -91,8 +91,10 @@ def detect(images_BCHW: np.ndarray) -> list[list[Found]]:
     sheet = masks.reshape(-1, width)
     used = sheet.any(1)
     lines = np.flatnonzero(used | np.roll(used, 1))
-    labels, _ = ndimage.label(sheet[lines])
     found: list[list[Found]] = [[] for _ in range(count)]
+    if not len(lines):
+        return found
+    labels, _ = ndimage.label(sheet[lines])
     for label, (rows, columns) in enumerate(ndimage.find_objects(labels), start=1):
         component = labels[rows, columns] == label
         if component.size < SMALLEST_AREA:

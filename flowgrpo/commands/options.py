@@ -27,6 +27,33 @@ ScoreBatch = Annotated[
     int | None,
     typer.Option("--batch-size", min=1, help="samples that a reward, and its model, gets at once; by default 16"),
 ]
+Search = Annotated[
+    Literal["best-of-n", "beam", "smc"] | None,
+    typer.Option("--search", help="of several candidates of a prompt keep one, by --reward"),
+]
+Width = Annotated[
+    int | None, typer.Option("--width", metavar="N", min=1, help="of --search: candidates of a prompt; by default 8")
+]
+Keep = Annotated[
+    int | None,
+    typer.Option("--keep", metavar="N", min=1, help="of beam: candidates that stay; by default half of --width"),
+]
+Level = Annotated[
+    float | None,
+    typer.Option("--level", help="of beam and smc: noise level of the kernel flow_sde; by default 0.7"),
+]
+CompareAt = Annotated[
+    str | None,
+    typer.Option(
+        "--compare-at",
+        metavar="F,F,...",
+        help="of beam and smc: fractions of the steps where candidates are compared; by default 0.25,0.5,0.75",
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", help="of smc: samples weigh exp(reward / temperature)"),
+]
 Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")]
 Variant = Annotated[
     str | None,

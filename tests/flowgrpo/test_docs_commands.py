@@ -91,6 +91,7 @@ WORDS = {
         "PAIRS": ("pairs.parquet", OWN),
         "REWARD": ("jpeg_size", OWN),
     },
+    "docs/search.md": {"shapes:eval": ("prompts.txt", LONG)},
 }
 # What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
 SMALL = {

@@ -63,6 +63,11 @@ def test_noise_and_blank_pictures_earn_nothing():
     assert shapes(torch.cat([noise, blank]), ["a red circle"] * 5) == [0.0] * 5
 
 
+def test_a_batch_without_any_colour_earns_nothing():
+    blank = torch.tensor(BACKGROUND)[None, :, None, None].expand(1, 3, 64, 64)
+    assert list(shapes(blank, ["a red circle"])) == [0.0]
+
+
 def test_a_smear_is_not_a_shape():
     image = torch.from_numpy(draw([]))[None].clone()
     image[0, :, 20:26, 5:60] = torch.tensor(COLOURS["red"])[:, None, None]

@@ -14,7 +14,7 @@ from flowgrpo.data import prompts, tables
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.training.reports.progress import open_display
-from flowgrpo.training.reports.samples import ModelUse, Sample, Sampler, Switches, manifest_line, save_sample
+from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, manifest_line, save_sample
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.phases import phase
 from samplers.batches import batched
@@ -22,13 +22,18 @@ from samplers.batches import batched
 
 def sample_to_folder(use: ModelUse, rows: Sequence[Row], out: Path, batch_size: int) -> list[dict[str, Any]]:
     """Sample every row once, `batch_size` in one call, and return the manifest's lines."""
-    if (out / "manifest.jsonl").exists():
-        raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
-    run_folder.check_writable(out, "--out")
+    check_new(out)
     with open_display(), phase("loading"):
         sampler = KINDS[detect_kind(use.path)].sampling.sampler(use, rows)
     out.mkdir(parents=True, exist_ok=True)
     return write_samples(sampler, sampler.rows, out, batch_size)
+
+
+def check_new(out: Path) -> None:
+    """Raise InputError if a folder holds samples already, or cannot be written."""
+    if (out / "manifest.jsonl").exists():
+        raise InputError(f"--out {out}: holds samples already (manifest.jsonl), choose another folder")
+    run_folder.check_writable(out, "--out")
 
 
 def write_samples(
@@ -41,11 +46,12 @@ def write_samples(
     lines: list[dict[str, Any]] = []
     with (out / "manifest.jsonl").open("a") as manifest, open_display(), phase("sampling", len(rows)) as sampling:
         for part in batched(rows, batch_size):
-            for row, sample in zip(part, sampler.generate(part), strict=True):
+            for sample in sampler.generate(part):
                 stem = out / f"{done + len(lines):04d}"
-                file = save_sample(sample, stem, sampler.sampling_rate, sampler.frame_rate)
-                line = manifest_line(file.name, Sample(0, row, {}, None), 0, sampler.word)
-                lines.append(line | row.columns | line)  # a column does not replace a key of the manifest
+                assert sample.decoded is not None
+                file = save_sample(sample.decoded, stem, sampler.sampling_rate, sampler.frame_rate)
+                line = manifest_line(file.name, sample, 0, sampler.word)
+                lines.append(line | sample.row.columns | line)  # a column does not replace a key of the manifest
                 manifest.write(json.dumps(lines[-1]) + "\n")
             manifest.flush()
             sampling.advance(len(part))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,12 +45,18 @@ def sample(
     ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option("--reward", metavar="REWARD", help="of --groups: as score takes them, once or more"),
+        typer.Option("--reward", metavar="REWARD", help="of --groups and --search: a name or a map, once or more"),
     ] = None,
     pairs: Annotated[
         Path | None,
         typer.Option("--pairs", metavar="FILE", help="of --groups: .parquet of preferences, in Pick-a-Pic's columns"),
     ] = None,
+    search: options.Search = None,
+    width: options.Width = None,
+    keep: options.Keep = None,
+    level: options.Level = None,
+    compare_at: options.CompareAt = None,
+    temperature: options.Temperature = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
     prompts_file: options.PromptsFile = None,
     column: options.Column = "prompt",
@@ -78,12 +84,18 @@ def sample(
     """Sample pictures, or the answers of a language model, into a folder with a manifest; or groups to train from."""
     if (out_folder is None) == (groups is None):
         raise InputError("give either --out DIR, for samples to look at, or --groups DIR, for groups to train from")
-    of_groups = {"--group-size": group_size, "--reward": reward, "--pairs": pairs}
-    if groups is None and (named := [name for name, value in of_groups.items() if value is not None]):
-        raise InputError(f"{named[0]}: it is for --groups DIR, say that too")
+    refuse_alone("--groups DIR", groups is not None, {"--group-size": group_size, "--pairs": pairs})
+    refuse_alone("--groups DIR or --search", groups is not None or search is not None, {"--reward": reward})
+    of_search: dict[str, Any] = {"--width": width, "--keep": keep, "--level": level}
+    of_search |= {"--compare-at": compare_at, "--temperature": temperature}
+    refuse_alone("--search", search is not None, of_search)
+    if search is not None and groups is not None:
+        raise InputError("--search: groups are not searched; give --out DIR in place of --groups")
     part = read_part(adapter_steps, "--adapter-steps")
     if part is not None and (adapter is None or groups is not None):
         raise InputError("--adapter-steps: it is for samples of an adapter, give --adapter DIR and --out DIR, too")
+    if part is not None and search in ("beam", "smc"):
+        raise InputError(f"--adapter-steps: {search} takes steps one by one, with the whole adapter; leave it out")
     if groups is not None and is_config(model):
         settings = _of_config(context, model, call or [])
         from flowgrpo.commands.exit_status import suggest_override
@@ -134,6 +146,27 @@ def sample(
         adapter_steps=part,
         switches=Switches(**switches),
     )
+    if search is not None:
+        from flowgrpo.commands.samples.search import read_search, search_to_folder
+
+        searched = read_search(
+            search,
+            width,
+            None if reward is None else [_parse_map(text, "REWARD") for text in reward],
+            keep=keep,
+            level=level,
+            compare_at=compare_at,
+            temperature=temperature,
+        )
+        rows = choose_rows(prompt, prompts_file, seed, column)
+        with suggest_option(spare), as_options():
+            found = search_to_folder(use, rows, searched, out=out_folder, batch_size=batch_size)
+        if form == "json":
+            print_json({"folder": str(out_folder), **found})
+        else:
+            print_line(f"{len(rows)} samples in {out_folder}")
+            print_line(f"{_cost_text(found['cost'])}; plain samples: {_cost_text(found['plain_cost'])}")
+        return
     rows = choose_rows(prompt, prompts_file, seed, column)
     with suggest_option(spare), as_options():
         lines = sample_to_folder(use, rows, out_folder, batch_size)
@@ -141,6 +174,16 @@ def sample(
         print_json({"folder": str(out_folder), "samples": lines})
     else:
         print_line(f"{len(lines)} samples in {out_folder}")
+
+
+def refuse_alone(option: str, given: bool, others: Mapping[str, Any]) -> None:
+    """Raise InputError if any of `others`, options by name, is given without `option`."""
+    if not given and (named := [name for name, value in others.items() if value is not None]):
+        raise InputError(f"{named[0]}: it is for {option}, say that too")
+
+
+def _cost_text(cost: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in cost.items())
 
 
 def _parse_map(text: str | None, place: str) -> Any:

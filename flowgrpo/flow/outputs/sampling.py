@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -20,8 +21,7 @@ from flowgrpo.flow.rollouts.prompt_encoding import eval_call
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
-from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sampler, Switches
-from rewards.audio import Films
+from flowgrpo.training.reports.samples import SAMPLING_RATE, ModelUse, Sample, Sampler, Switches, unscored
 from rewards.compute import default_device
 
 
@@ -31,13 +31,13 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     Raise InputError if there is no such model, adapter or argument, the model or the machine does not support a switch,
     or the model does not take the rows' conditions.
     """
-    policy = _policy(use, rows)
+    policy = load_policy(use, rows)
 
-    def generate(part: Sequence[Row]) -> list[torch.Tensor | Films]:
-        with policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps"):
-            return list(policy.generate(part))
+    def generate(part: Sequence[Row]) -> list[Sample]:
+        with limited(policy, use):
+            return unscored(part, list(policy.generate(part)))
 
-    return _sampler(policy, rows, generate)
+    return build_sampler(policy, rows, generate)
 
 
 def run_sampler(settings: Config, run: Path, found: Path, rows: Sequence[Row]) -> Sampler:
@@ -58,13 +58,13 @@ def run_sampler(settings: Config, run: Path, found: Path, rows: Sequence[Row]) -
     checkpoint.load_averaged(found, weights)
     call = eval_call(settings, policy)
 
-    def generate(part: Sequence[Row]) -> list[torch.Tensor | Films]:
+    def generate(part: Sequence[Row]) -> list[Sample]:
         limited = policy.limited(settings.eval.adapter_steps, weights.enable_training)
         with policy.call_overrides(**call), limited:
-            return list(policy.generate(part))
+            return unscored(part, list(policy.generate(part)))
 
     with policy.call_overrides(**call):
-        return _sampler(policy, rows, generate)
+        return build_sampler(policy, rows, generate)
 
 
 def use_of(settings: Config) -> ModelUse:
@@ -83,14 +83,28 @@ def use_of(settings: Config) -> ModelUse:
     )
 
 
-def _sampler(policy: DiffusersPolicy, rows: Sequence[Row], generate: Callable[[Sequence[Row]], list]) -> Sampler:
+def build_sampler(
+    policy: DiffusersPolicy, rows: Sequence[Row], generate: Callable[[Sequence[Row]], list[Sample]], word: str = "ode"
+) -> Sampler:
+    """Return the sampler of a policy, with the rates of its sounds and videos."""
     sounds = sampling_rate(policy.pipe) or SAMPLING_RATE
-    return Sampler(rows, generate, "ode", sampling_rate=sounds, frame_rate=frame_rate(policy.pipe, policy.call))
+    return Sampler(rows, generate, word, sampling_rate=sounds, frame_rate=frame_rate(policy.pipe, policy.call))
 
 
-def _policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
+def limited(policy: DiffusersPolicy, use: ModelUse) -> AbstractContextManager[None]:
+    """Return a context in which whole runs use the adapter in `use.adapter_steps` only."""
+    return policy.limited(use.adapter_steps, lambda on: enable(policy.modules.values(), on), "--adapter-steps")
+
+
+def model_section(use: ModelUse) -> Model:
+    """Return the config section of a model that is used; raise InputError if an option is wrong."""
     of_model = {"path": use.path, "variant": use.variant, "dtype": use.dtype, "quantise": use.quantise}
-    model = checked(Model, {**of_model, "lora": {"path": use.adapter}, **vars(use.switches)}, "model")
+    return checked(Model, {**of_model, "lora": {"path": use.adapter}, **vars(use.switches)}, "model")
+
+
+def load_policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
+    """Load a model and its adapter, and encode the rows' prompts; errors are those of `sampler`."""
+    model = model_section(use)
     setup.check_model(model)
     with lora_files.named("--adapter"):
         begun = initial_lora.adapters(model)

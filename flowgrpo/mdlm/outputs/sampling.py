@@ -11,16 +11,18 @@ from flowgrpo.data.generators import templates
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextConfig, TextModel
+from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.decoder_options import Decoding
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.models import initial_lora
 from flowgrpo.mdlm.outputs.export import SCHEDULE_FILE, with_schedule
+from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
 from flowgrpo.schema.lora import Lora
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.lora import lora_files
-from flowgrpo.training.reports.samples import ModelUse, Sampler, Switches, Text
+from flowgrpo.training.reports.samples import ModelUse, Sample, Sampler, Switches, unscored
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards.base import nearest
 from rewards.compute import default_device
@@ -56,11 +58,9 @@ def sampler(use: ModelUse, rows: Sequence[Row]) -> Sampler:
     folder = Path(adapter if isinstance(adapter, str) else use.path)
     learned = decoding.name == "scheduled" and (folder / SCHEDULE_FILE).is_file()
 
-    def generate(part: Sequence[Row]) -> list[Text]:
+    def generate(part: Sequence[Row]) -> list[Sample]:
         acting = with_schedule(decoder, folder, len(part)) if learned else decoder
-        return policy.as_samples(
-            policy.generate([row.prompt for row in part], acting, [(row.seed,) for row in part], len(part))
-        )
+        return _decode(policy, part, acting)
 
     return Sampler(rows, generate, "decoder")
 
@@ -77,10 +77,9 @@ def run_sampler(settings: TextConfig, run: Path, found: Path, rows: Sequence[Row
     module = weights.extra_modules.get("schedule")
     schedule = module if isinstance(module, SchedulePolicy) and settings.eval.decoder.name == "scheduled" else None
 
-    def generate(part: Sequence[Row]) -> list[Text]:
+    def generate(part: Sequence[Row]) -> list[Sample]:
         acting = decoder if schedule is None else apply_actions(decoder, schedule.typical(len(part)))
-        seeds = [(row.seed,) for row in part]
-        return policy.as_samples(policy.generate([row.prompt for row in part], acting, seeds, len(part)))
+        return _decode(policy, part, acting)
 
     return Sampler(rows, generate, "decoder")
 
@@ -109,3 +108,9 @@ def options(model: str, dtype: str, call: dict[str, Any], *, variant: str | None
     decoding = checked(Decoding, call.get("decoder", {}), "decoder")
     decoding.build(chosen.length, 0, "decoder", block_size=chosen.block_size)  # raises before the weights load
     return chosen, decoding
+
+
+def _decode(policy: TextPolicy, rows: Sequence[Row], decoder: Decoder) -> list[Sample]:
+    seeds = [(row.seed,) for row in rows]
+    completions = policy.generate([row.prompt for row in rows], decoder, seeds, len(rows))
+    return unscored(rows, policy.as_samples(completions))

@@ -15,6 +15,7 @@ from scipy.io import wavfile
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.reports import video_files
 from flowgrpo.training.run.run_files import read_manifest
 from flowgrpo.training.run.run_folder import replace_text
@@ -41,6 +42,11 @@ class Sample:
     row: Row
     rewards: dict[str, float | None]  # by name; None if the reward does not apply or was lost
     decoded: torch.Tensor | Films | Text | None  # None if the sample is not saved
+
+
+def unscored(rows: Sequence[Row], decoded: Sequence[Any]) -> list[Sample]:
+    """Return the samples of rows without rewards."""
+    return [Sample(index, row, {}, each) for index, (row, each) in enumerate(zip(rows, decoded, strict=True))]
 
 
 def is_finite(decoded: torch.Tensor | Films | Text) -> bool:
@@ -170,12 +176,25 @@ class ModelUse:
     switches: Switches = Switches()  # for pipelines only
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchUse:
+    """Options of a search at sampling time; see `flowgrpo.flow.rollouts.search`."""
+
+    name: str  # `best-of-n`, `beam` or `smc`
+    width: int  # candidates of a prompt
+    rewards: Sequence[RewardUse]
+    keep: int = 1  # candidates that stay at a comparison of `beam`
+    level: float = 0.0  # noise level of the stochastic steps
+    compare_at: Sequence[float] = ()  # when candidates are compared, as fractions of the steps
+    temperature: float | None = None  # of `smc`, None for the others: weights are exp(reward / temperature)
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A model that is ready to sample."""
 
     rows: Sequence[Row]  # prompts and seeds
-    generate: Callable[[Sequence[Row]], Sequence[Any]]  # samples the given rows, some of `rows`
+    generate: Callable[[Sequence[Row]], Sequence[Sample]]  # samples the given rows, some of `rows`
     word: str  # name of the sampler in the manifest
     _: KW_ONLY
     sampling_rate: int = SAMPLING_RATE  # Hz

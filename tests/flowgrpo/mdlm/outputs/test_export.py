@@ -94,7 +94,7 @@ def test_the_sampler_of_a_run_gives_the_answers_of_its_export(trained, capsys, l
     rows = [Row(prompt.text, 0, prompt.columns)]
     found = checkpoint.find(done.folder / "checkpoints")
     (answer,) = run_sampler(chosen, done.folder, found, rows).generate(rows)
-    assert answer.text == first_answer()
+    assert answer.decoded.text == first_answer()
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
