@@ -6,6 +6,9 @@ than one.
 
 from pathlib import Path
 
+import torch
+
+from rewards.audio import tensors
 from zoo.base import Specimen, load_specimens
 
 SPECIMENS: dict[str, Specimen] = {
@@ -33,3 +36,8 @@ REPRESENTATIVE = (
     "WanPipeline (2.2)",
     "ZImagePipeline",
 )
+
+
+def numbers(samples):
+    """All numbers (B, N) of samples, of videos with sound those of frames and soundtracks."""
+    return torch.cat([part.flatten(1) for part in tensors(samples)], 1)

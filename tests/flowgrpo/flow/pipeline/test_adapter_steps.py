@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import cases
 from peft.tuners.tuners_utils import BaseTunerLayer
-from zoo import SPECIMENS
+from zoo import SPECIMENS, numbers
 
 import flowgrpo
 from flowgrpo.errors import InputError
@@ -34,7 +34,7 @@ def specimen_policy(name, steps):
     if name not in CLASSES:
         policy.check(rows)  # which finds how final states are decoded
     policy.start(rows)
-    base = policy.generate(rows)
+    base = numbers(policy.generate(rows))
     weights = Weights(policy.modules, lora_config(2, 4.0, "auto", policy.modules))
     generator = torch.Generator().manual_seed(0)
     for name, p in weights.named.items():
@@ -46,7 +46,7 @@ def specimen_policy(name, steps):
 def limited(policy, weights, rows, part):
     """Samples with adapters on a part of the schedule."""
     with policy.limited(part, weights.enable_training):
-        return policy.generate(rows)
+        return numbers(policy.generate(rows))
 
 
 def by_hand(policy, rows, first, end):
@@ -57,7 +57,7 @@ def by_hand(policy, rows, first, end):
             switch_layers(policy, on)
             state = policy.finish(state, policy.sigmas[begin : stop + 1], rows)
     switch_layers(policy, True)
-    return policy.decode(state, rows)
+    return numbers(policy.decode(state, rows))
 
 
 CLASSES = (
@@ -81,7 +81,7 @@ MORE = [
 @pytest.mark.parametrize("name", cases((*CLASSES, *MORE), {*CLASSES} - {"QwenImagePipeline"}))
 def test_a_part_equals_slices_with_adapters_and_without_to_the_bit(name):
     policy, base, weights, rows = specimen_policy(name, 8 if name == "ChromaImg2ImgPipeline" else 4)
-    whole, count = policy.generate(rows), len(policy.sigmas) - 1
+    whole, count = numbers(policy.generate(rows)), len(policy.sigmas) - 1
     assert not torch.equal(whole, base)
     assert torch.equal(limited(policy, weights, rows, [0.0, 1.0]), whole)
     assert torch.equal(limited(policy, weights, rows, [0.0, 0.0]), base)
@@ -95,7 +95,7 @@ def test_a_part_equals_slices_with_adapters_and_without_to_the_bit(name):
         assert gap < 1e-5 if name in ("LTXConditionPipeline", "LTXImageToVideoPipeline") else gap == 0
         assert float((half - by_hand(policy, rows, 0, (count + 1) // 2)).abs().max()) <= 2 * gap
         assert float((later - by_hand(policy, rows, (count + 1) // 2, count)).abs().max()) <= 2 * gap
-    assert torch.equal(policy.generate(rows), whole)  # they act again
+    assert torch.equal(numbers(policy.generate(rows)), whole)  # they act again
 
 
 class Network(torch.nn.Module):
@@ -174,12 +174,12 @@ def test_keys_and_values_of_the_trained_model_are_not_taken_over_by_the_base():
 
 def test_adapters_act_again_after_a_call_that_failed():
     policy, _, weights, rows = specimen_policy("StableDiffusion3Pipeline", 2)
-    whole = policy.generate(rows)
+    whole = numbers(policy.generate(rows))
     policy.modules["transformer"].register_forward_hook(fail := Fail())
     with pytest.raises(RuntimeError, match="full"), policy.limited([0.0, 0.0], weights.enable_training):
         policy.generate(rows)
     fail.on = False
-    assert torch.equal(policy.generate(rows), whole)
+    assert torch.equal(numbers(policy.generate(rows)), whole)
 
 
 class Fail:
