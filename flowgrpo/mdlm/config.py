@@ -204,6 +204,10 @@ class TextConfig(RunConfig):
                 f"train.split: {self.algorithm.objective.name} compares the answers of a group in one optimizer step; take "
                 "groups"
             )
+        if self.algorithm.objective.couples and self.run.engine is not None and self.run.engine.log_probs:
+            raise InputError(
+                f"run.engine.log_probs: {self.algorithm.objective.name} weighs whole groups, not single answers; take false"
+            )
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"

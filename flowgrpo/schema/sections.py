@@ -355,6 +355,20 @@ class RunConfig(Strict):
         return [written] if isinstance(written, str | dict) else written
 
     @model_validator(mode="after")
+    def _compares(self) -> RunConfig:
+        baseline, objective, select = self.algorithm.baseline, self.algorithm.objective.name, self.train.select
+        if objective in ("contrast", "regression") and baseline.name == "best" and baseline.drop_zero:
+            raise InputError(f"algorithm.baseline: best keeps one sample, {objective} needs several; take group_mean")
+        if objective == "contrast" and baseline.name == "none":
+            raise InputError(
+                "algorithm.baseline: by none all samples of a positive reward are good, and contrast needs bad ones; take "
+                "group_mean or absolute"
+            )
+        if select is not None and select.statistics == "kept" and baseline.name in ("cumulative", "quantile"):
+            raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")
+        return self
+
+    @model_validator(mode="after")
     def _members(self) -> RunConfig:
         combine, way_out = self.algorithm.baseline.combine, "move it to eval_rewards"
         for place, use in enumerate(self.rewards):

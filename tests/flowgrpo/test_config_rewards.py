@@ -78,3 +78,29 @@ def test_a_resolved_config_resolves_to_itself(kind):
     resolved = config.validate({**kind, "rewards": uses, "algorithm": {"baseline": baseline}})
     assert config.validate(yaml.safe_load(config.dump(resolved))) == resolved
     assert (resolved.rewards[0].offset, resolved.algorithm.baseline.combine) == (0.5, "cautious")
+
+
+SELECTED = {"select": {"rule": "max_variance", "fraction": 0.5}}
+
+
+@pytest.mark.parametrize(("written", "said"), [
+    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "best"}}, "algorithm.baseline: best keeps one sample"),
+    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "none"}}, "algorithm.baseline: by none all samples"),
+    ({**FLOW, "algorithm": {"preset": "gdro", "objective": "contrast"}}, "algorithm.baseline: by none all samples"),
+    (
+        {**FLOW, "algorithm": {"preset": "dgpo", "objective": "contrast", "baseline": "group_mean"}},
+        "algorithm.objective.penalty: samples of the live policy do not tell its divergence from the reference one",
+    ),
+    (
+        {**TEXT, "algorithm": {"objective": "regression"}, "run": {"engine": {"log_probs": True}}},
+        "run.engine.log_probs: regression weighs whole groups, not single answers; take false",
+    ),
+    (
+        {**FLOW, "algorithm": {"baseline": "quantile"}, "train": SELECTED},
+        "train.select.statistics: quantile remembers all rewards, take all",
+    ),
+])  # fmt: skip
+def test_comparisons_that_would_teach_nothing_or_something_else_are_refused(written, said):
+    with pytest.raises(InputError) as error:
+        config.validate(written)
+    assert str(error.value).startswith(said)

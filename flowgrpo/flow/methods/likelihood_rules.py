@@ -18,6 +18,11 @@ def check(algorithm: Any) -> None:
             f"algorithm.tree: elbo trains on the ends of chains and of trees that split, {tree.name} has others; take "
             "chain, branch_window or brush"
         )
+    if objective.name == "contrast" and objective.penalty and likelihood.sampler != likelihood.anchor:
+        raise InputError(
+            f"algorithm.objective.penalty: samples of the {likelihood.sampler} policy do not tell its divergence from the "
+            f"{likelihood.anchor} one; take the same sampler and anchor, or 0"
+        )
     if tree.name in SPLITTING:
         _check_splitting(algorithm)
     elif not likelihood.bridge:

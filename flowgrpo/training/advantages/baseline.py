@@ -253,8 +253,8 @@ class Beta(Baseline):
     best: float = 1.0
     """The reward that counts as 1. Means of sets above it count as 1, too."""
     bound: float | None = Field(5.0, ge=1)
-    """Weights are kept between 1 / bound and bound, and rescaled to mean 1 over the units that are not all equal; null: as
-    in the paper's code."""
+    """Weights are cut to between 1 / bound and bound, then rescaled to mean 1 over the units that are not all equal; null:
+    as in the paper's code."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Beta:

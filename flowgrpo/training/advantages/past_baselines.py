@@ -118,7 +118,7 @@ class Quantile(PastBaseline):
     levels: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.2, 0.8]
     """Levels of the lower and the upper quantile."""
     weight: float = Field(1.5, ge=0)
-    """Weight of the samples below the lower quantile; those between the two quantiles have weight 1."""
+    """Weight of the mean of the samples below the lower quantile; that of those between has weight 1."""
     rate: float = Field(0.1, gt=0, le=1)
     """Step of the tracked quantiles in an iteration, in standard deviations of its rewards."""
     std: Literal["global", "none"] = "global"

@@ -303,8 +303,8 @@ class Regression(Coupled):
 class Contrast(Coupled):
     """DisCO (arXiv 2505.12366): raises the log ratios of a group's good samples (A > 0) above those of its bad ones.
 
-    Every group with good and bad samples pulls alike, however many of each it has. The paper, on language models, scores
-    by log-probabilities; that of a noised sample is mostly the energy of its noise, so here scores are log ratios.
+    Groups of one size pull alike, however many good and bad samples they have. The paper, on language models, scores by
+    log-probabilities; that of a noised sample is mostly the energy of its noise, so here scores are log ratios.
     """
 
     name: Literal["contrast"] = "contrast"

@@ -71,7 +71,7 @@ class Regression(Coupled):
 class Contrast(Coupled):
     """DisCO (arXiv 2505.12366): raises log p of a group's good answers (A > 0) above that of its bad ones.
 
-    Every group with good and bad answers pulls alike, however many of each it has.
+    With aggregation `sequence_mean`, groups of one size pull alike, however many good and bad answers they have.
     """
 
     name: Literal["contrast"] = "contrast"
