@@ -20,19 +20,20 @@ LABEL = 12  # width of the labels in a description
 
 
 def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
-    """List the presets and the words of each axis, or describe one: options, source, formula, cost, what was measured."""
+    """List the presets and the words of each axis, or describe those of a name or an arXiv number."""
     entries = catalogue()
     if name is not None:
-        known = [entry.name for entry in entries]
-        entries = [entry for entry in entries if entry.name == name]
+        asked = name.lower().replace("-", "_")
+        known = dict.fromkeys(entry.name for entry in entries)
+        entries = [entry for entry in entries if entry.name == asked or name in entry.source]
         if not entries:
-            raise InputError(f"there is no preset or word {name!r}, {nearest(name, known)}")
+            raise InputError(f"there is no preset, word or paper {name!r}, {nearest(asked, known)}")
     if form == "json":
         print_json([asdict(entry) for entry in entries])
     elif name is not None:
         for entry in entries:
             for label, text in describe(entry):
-                print_line(f"{label:{LABEL}}{text}".rstrip())
+                print_line(f"{label:{LABEL - 2}}  {text}".rstrip())
             out.print()
     else:
         _list(entries)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from flowgrpo.data.embedded import default_call
 from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.outputs.sampling import build_sampler, limited, load_policy, model_section
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
@@ -33,6 +34,8 @@ def search_sampler(use: ModelUse, rows: Sequence[Row], search: SearchUse, batch_
         compared_steps(search, steps)
     prompts = [Prompt(row.prompt, row.columns) for row in rows]
     rewards, _ = scorer.rewards(search.rewards)
+    if not any(reward.applies(prompt.columns) for reward in rewards for prompt in prompts):
+        raise InputError("--reward: no reward applies to any of the prompts; change its map's `only`")
     setup.check_rewards(rewards, prompts, model)
     policy = load_policy(use, rows)
     if walks:

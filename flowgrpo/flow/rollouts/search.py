@@ -102,7 +102,8 @@ class Searcher:
     """Search by a policy; `batch_size` candidates share a call of the model.
 
     Attributes:
-        cost: model evaluations, decoded samples and reward calls so far; a call of a reward scores one sample.
+        cost: model evaluations, decoded samples and reward calls so far; a call of a reward scores one sample, of
+            those that it applies to.
         plain_cost: the same of plain samples of the same rows.
     """
 
@@ -224,7 +225,8 @@ class Searcher:
             for i, (part, each) in enumerate(zip(parts, walkers, strict=True))
         )
         values = score_pieces(self._rewards, pieces).values
-        self.cost["reward_calls"] += values.numel()
+        rows = [row for each in walkers for row in each.rows]
+        self.cost["reward_calls"] += sum(reward.applies(row.columns) for row in rows for reward in self._rewards)
         shape = (len(walkers), self._use.width)
         return values.reshape(*shape, -1), self._combination.total(values).reshape(shape)
 

@@ -79,7 +79,21 @@ def test_an_option_without_a_default_is_required(printed):
 
 
 def test_no_such_word(refused):
-    assert refused("methods", "tempflo") == "there is no preset or word 'tempflo', did you mean 'tempflow'?"
+    assert refused("methods", "tempflo") == "there is no preset, word or paper 'tempflo', did you mean 'tempflow'?"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [("BranchGRPO-Mix", None), ("Flow-GRPO", "flow_grpo"), ("2608.23664", "rvm")]
+)
+def test_names_are_found_as_papers_write_them(printed, refused, asked, found):
+    if found is None:
+        assert "did you mean 'branch_grpo_mix'?" in refused("methods", asked)
+    else:
+        assert printed("methods", asked).splitlines()[0].split() == [found, "a", "preset", "(flow", "models)"]
+
+
+def test_a_long_name_stands_apart_from_what_it_is(printed):
+    assert printed("methods", "leave_one_out").startswith("leave_one_out  baseline: ")
 
 
 def test_the_list_has_both_wings(printed):

@@ -82,6 +82,10 @@ SMC = ["--search", "smc", *REWARD]
         (["--search", "beam", "--reward", "./mine.py:rednes"], "redness"),
         (["--search", "beam", *REWARD, *REWARD], "two rewards are named 'redness'"),
         (["--search", "beam", "--reward", "{use: redness, wight: 2}"], "weight"),
+        (
+            ["--search", "beam", "--reward", "{use: ./mine.py:redness, only: {kind: z}}"],
+            "--reward: no reward applies to any of the prompts; change its map's `only`",
+        ),
         (["--search", "best-of-n", *REWARD, "--level", "0.5"], "--level: best-of-n takes no stochastic steps"),
         (
             ["--search", "best-of-n", *REWARD, "--compare-at", "0.5"],
