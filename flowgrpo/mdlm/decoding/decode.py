@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.branching import END, START, Branching, Place
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
@@ -98,8 +99,10 @@ class Rollout:
     # (B, L) float64 log-probability of each token when it was committed, under the distribution it was drawn from
     # (temperature 1 where the decoder's is 0); 0 for tokens that were given or lie behind a stop.
     commit_logp: Tensor
-    nfe: Tensor  # (B,) model evaluations: two for a guided step; one for a step with a cache
+    # (B,) model evaluations: two for a guided step, one for a step with a cache; a shared step counts for every leaf
+    nfe: Tensor
     steps: Tensor  # (B,) steps of each row
+    branched: Tensor  # (B, S) steps that each row had taken at each split of its tree; S = 0 without trees
 
     @property
     def completion(self) -> Tensor:
@@ -127,14 +130,18 @@ def decode(
     attention_mask: Tensor | None = None,
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
+    branching: Branching | None = None,
 ) -> Rollout:
     """Complete prompts; a row depends on its own prompt and seed only, up to rounding.
+
+    With `branching` rows are leaves of trees, see `Branching`. The first leaf of a tree is what it would be alone.
 
     Args:
         prompt: (B, P) tokens, padded on the left; `attention_mask` is 0 or False at padding.
         seeds: an address of random numbers for each row, unique in the run; None for a deterministic decoder.
         fixed: (B, L) given tokens, and the mask token elsewhere (see `flowgrpo.mdlm.methods.hints`).
         micro_batch: largest number of rows to decode together.
+        branching: every `branching.leaves` rows in turn are the leaves of a tree, and have one prompt.
 
     Raises:
         InputError: shapes do not fit, the model does not support the decoder, or the decoder was built for a model with
@@ -148,34 +155,78 @@ def decode(
         )
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
+    branching = branching or Branching(1, ())
+    if len(ids) % branching.leaves:
+        raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
     draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
+    canvases, number = _Canvases.empty(ids, mask, prompt.shape[1]), torch.arange(len(ids), device=ids.device)
+    branched: list[Tensor] = []
     with torch.no_grad():
-        parts = []
-        for rows in batched(range(len(ids)), micro_batch or len(ids)):
-            canvas = {"ids": ids[rows.start : rows.stop], "mask": mask[rows.start : rows.stop]}
-            parts.append(_fill(predictor, decoder, draws, **canvas, prompt=prompt.shape[1], first=rows.start))
-    names = [field.name for field in fields(Rollout)]
-    return Rollout(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+        for level, span in enumerate(pairwise((START, *branching.places, END))):
+            alike = branching.alike(level)
+            for rows in number[::alike].split(micro_batch or len(ids)):
+                part = canvases.of(rows)
+                _fill(predictor, decoder, draws, part, rows=rows, span=span)
+                canvases.put(rows, part)
+            if alike > 1:
+                canvases = canvases.of(number - number % alike)
+                branched.append(canvases.steps.clone())
+    return Rollout(
+        ids=canvases.ids,
+        attention_mask=mask,
+        step_map=canvases.step_map,
+        commit_logp=canvases.commit_logp,
+        nfe=canvases.steps * (2 if decoder.guided else 1),
+        steps=canvases.steps,
+        branched=torch.stack(branched, 1) if branched else ids.new_zeros(len(ids), 0),
+    )
+
+
+@dataclass
+class _Canvases:
+    """Partly decoded rows, and the records of their decode; see `Rollout`."""
+
+    ids: Tensor
+    mask: Tensor
+    step_map: Tensor
+    commit_logp: Tensor
+    steps: Tensor
+
+    @classmethod
+    def empty(cls, ids: Tensor, mask: Tensor, prompt: int) -> _Canvases:
+        completion = ids[:, prompt:]
+        logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
+        return cls(ids, mask, torch.full_like(completion, GIVEN), logp, ids.new_zeros(len(ids)))
+
+    def of(self, rows: Tensor) -> _Canvases:
+        """Return copies of some rows."""
+        return _Canvases(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def put(self, rows: Tensor, part: _Canvases) -> None:
+        """Replace some rows."""
+        for field in fields(self):
+            getattr(self, field.name)[rows] = getattr(part, field.name)
 
 
 def _fill(
     predictor: MaskPredictor,
     decoder: Decoder,
     draws: Draws | None,
+    canvases: _Canvases,
     *,
-    ids: Tensor,
-    mask: Tensor,
-    prompt: int,
-    first: int,
-) -> Rollout:
-    """Fill some rows of the batch in place; `first` is the index of their first row."""
+    rows: Tensor,
+    span: tuple[Place, Place],
+) -> None:
+    """Decode some rows in place, from the first place of `span` up to the second; `rows` (R,) are their numbers."""
+    ids, mask, step_map, steps = canvases.ids, canvases.mask, canvases.step_map, canvases.steps
+    prompt = ids.shape[1] - step_map.shape[1]
     completion = ids[:, prompt:]  # a view: writing to it changes `ids`
-    step_map = torch.full_like(completion, GIVEN)
-    steps = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     position = torch.arange(completion.shape[1], device=ids.device)
     cache = kv_cache.build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
-    commit_logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
+    first, last = span
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
+        if not first[0] <= block <= last[0]:
+            continue
         start, end = int(starts.min()), int(ends.max())
         inside = ((position >= starts[:, None]) & (position < ends[:, None]))[:, start:end]
         masked = inside & (completion[:, start:end] == predictor.mask_id)
@@ -185,16 +236,18 @@ def _fill(
             completion[:, start:end][skipped] = decoder.stop_id
             step_map[:, start:end][skipped] = steps[skipped.nonzero()[:, 0]]
             masked &= ~skipped
-        block_masks = masked.sum(1)
+        block_masks = (masked | inside & (step_map[:, start:end] != GIVEN)).sum(1)
         if decoder.region.counted is not None:
             block_masks = torch.full_like(steps, decoder.region.counted)
-        in_block = count()
-        while len(row := (unfinished := masked.any(1)).nonzero()[:, 0]):
+        for in_block in count(first[1] if block == first[0] else 0):
+            row = (unfinished := masked.any(1)).nonzero()[:, 0]
+            if not len(row) or (block, in_block) == last:
+                break
             step = DecodeStep(
                 frame=decoder.frame,
-                row=row + first,
+                row=rows[row],
                 index=steps[row],
-                in_block=next(in_block),
+                in_block=in_block,
                 block_masks=block_masks[row],
                 block=block,
                 start=start,
@@ -206,20 +259,12 @@ def _fill(
             )
             proposed, committed = _step(predictor, decoder, step, cache)
             chosen = committed[step.place].nonzero()[:, 0]
-            rows, at = row[step.owner[chosen]], step.position[chosen]
+            at = row[step.owner[chosen]], step.position[chosen]
             masked[row] ^= committed
-            completion[rows, at] = proposed.tokens[chosen]
-            step_map[rows, at] = steps[rows]
-            commit_logp[rows, at] = proposed.log_prob[chosen].double()
-            steps = steps + unfinished
-    return Rollout(
-        ids=ids,
-        attention_mask=mask,
-        step_map=step_map,
-        commit_logp=commit_logp,
-        nfe=steps * (2 if decoder.guided else 1),
-        steps=steps,
-    )
+            completion[at] = proposed.tokens[chosen]
+            step_map[at] = steps[at[0]]
+            canvases.commit_logp[at] = proposed.log_prob[chosen].double()
+            steps += unfinished
 
 
 def _build_canvas(

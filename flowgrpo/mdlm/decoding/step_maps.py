@@ -65,6 +65,7 @@ def rebuild_rollout(
         commit_logp=torch.zeros(tokens.shape, dtype=torch.float64, device=prompt.device),
         nfe=taken.clone(),
         steps=taken,
+        branched=taken.new_zeros(len(taken), 0),
     )
     for part in batched(range(len(prompt) if scored else 0), micro_batch or len(prompt)):
         rows = torch.arange(part.start, part.stop, device=prompt.device)

@@ -53,7 +53,13 @@ def rollout(given):
         steps[row, places] = GIVEN
     six, chances = torch.full((2,), 6), torch.zeros(2, 6, dtype=torch.float64)
     return Rollout(
-        ids=made.ids, attention_mask=made.attention_mask, step_map=steps, commit_logp=chances, nfe=six, steps=six
+        ids=made.ids,
+        attention_mask=made.attention_mask,
+        step_map=steps,
+        commit_logp=chances,
+        nfe=six,
+        steps=six,
+        branched=six.new_zeros(2, 0),
     )
 
 

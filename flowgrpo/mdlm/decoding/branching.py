@@ -1,0 +1,56 @@
+"""Trees of a decode: answers that share the steps before a split."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.rules.commit_rules import Committer
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.decode import Decoder
+
+Place = tuple[int, int]  # before a step of a decode: the number of its block, and the steps taken in this block
+START: Place = (0, 0)
+END: Place = (sys.maxsize, 0)
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Trees of `leaves` rows: at each place every branch splits into `factor` branches, which go on with own seeds.
+
+    The first row of a branch leads it: until the branch splits, only this row is decoded, with its own seed.
+    """
+
+    factor: int
+    places: tuple[Place, ...]  # ascending
+
+    @property
+    def leaves(self) -> int:
+        """Leaves of a tree."""
+        return self.factor ** len(self.places)
+
+    def alike(self, level: int) -> int:
+        """Return the number of leaves that share a branch of `level`, which is the number of splits before it."""
+        return self.factor ** (len(self.places) - level)
+
+
+def branching(decoder: Decoder, factor: int, shares: Sequence[float], place: str) -> Branching:
+    """Return the trees of a decoder that split at some shares of its steps, or of its blocks if it is not paced.
+
+    Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
+    """
+    frame, blocks, committer = decoder.frame, len(decoder.region.ends), decoder.committer
+    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
+    of_block = committer.block_steps(frame)
+    parts, unit = (blocks, "blocks") if of_block is None else (frame.steps, "steps")
+    at = [round(share * parts) for share in shares]
+    if at != sorted({*at}) or not 0 < at[0] or at[-1] >= parts:
+        nearest = f", take {' or '.join(f'{k / parts:g}' for k in sorted({1, parts // 2, parts - 1}))}" * (parts > 1)
+        raise InputError(f"{place}: {list(shares)} are not ascending places inside a decode of {parts} {unit}{nearest}")
+    if of_block is None:
+        return Branching(factor, tuple((number, 0) for number in at))
+    return Branching(factor, tuple(divmod(number, of_block) for number in at))
