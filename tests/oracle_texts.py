@@ -60,6 +60,12 @@ _TOKEN_MEAN = {**_DECODERS["entropy"], "algorithm.aggregation": "token_mean"}
 _UNMERGED = {**_DECODERS["left_to_right"], "algorithm.likelihood.shrink": 1}
 _NO_HINTS = {"algorithm.hints": {"name": "none"}}
 _PATH = "by_trajectory"
+_TREE = {
+    **_DECODERS["random"],
+    "algorithm.tree": {"name": "branch", "factor": 2, "splits": [0.4, 0.7]},
+    "algorithm.baseline": {"name": "leave_one_out"},
+}
+_NESTED = {**_TREE, "algorithm.credit": "nested"}
 VARIANTS = (
     Variant("diffu_grpo", _drawn(0.9)),
     Variant("diffu_grpo_fast", _drawn(1.0), "by_one_step"),
@@ -77,6 +83,8 @@ VARIANTS = (
     Variant("cj_grpo", _ENTROPY, name="cj_grpo, entropy", changes=_DECODERS["entropy"]),
     Variant("cj_grpo", _ENTROPY, _PATH, name="cj_grpo, entropy, token_mean", changes=_TOKEN_MEAN),
     Variant("trace_rl", _LEFT, _PATH, name="trace_rl, left_to_right, unmerged", changes=_UNMERGED),
+    Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, trees", changes=_TREE),
+    Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, nested", changes=_NESTED),
     Variant("bgpo", _drawn(1.0, "random"), name="bgpo, random, temperature 1", changes=_DECODERS["random"]),
 )
 

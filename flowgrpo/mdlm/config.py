@@ -10,6 +10,7 @@ from typing_extensions import override
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
+from flowgrpo.mdlm.methods.credit import Credit
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
@@ -17,6 +18,7 @@ from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
+from flowgrpo.mdlm.methods.trees import Shape
 from flowgrpo.schema import preset_overrides
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
@@ -37,6 +39,7 @@ else:
     AnySchedule, AnyHints = Schedule, Choice
 
 DIGITS = "digits"
+OBJECTIVES = {name: kind for name, kind in CHOICES["objective"].items() if issubclass(kind, Objective)}
 LONGEST = 1 << 17  # tokens of an answer; a decoder lists its blocks
 DIGITS_LENGTH = 20  # tokens of an answer of `digits`, which was trained on answers of this length
 
@@ -112,12 +115,16 @@ class TextAlgorithm(AlgorithmSection):
     """A row of the table of methods."""
     decoder: SerializeAsAny[Rollouts]
     """How are answers made?"""
+    tree: SerializeAsAny[Shape]
+    """Which answers of a group share their first steps?"""
     schedule: SerializeAsAny[AnySchedule]
     """Are the decoder's numbers actions too?"""
     hints: SerializeAsAny[AnyHints]
     """What helps a group that fails?"""
     likelihood: SerializeAsAny[Likelihood]
     """From which masked views is log p estimated?"""
+    credit: SerializeAsAny[Credit]
+    """Which parts of the answers are compared?"""
     baseline: SerializeAsAny[Baseline]
     """Compared with what?"""
     objective: SerializeAsAny[Objective]
@@ -151,11 +158,29 @@ class TextAlgorithm(AlgorithmSection):
                     )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
+        self._check_tree()
         return self
+
+    def _check_tree(self) -> None:
+        credit, tree = self.credit, self.tree
+        if tree.name != "chain" and self.schedule.name == "learned":
+            raise InputError("algorithm.tree: answers of one branch cannot have schedules of their own, take chain")
+        if tree.name != "chain" and self.hints.name != "none":
+            raise InputError("algorithm.hints: they replace single answers, which a tree shares, take none")
+        if credit.by_branch and tree.name == "chain":
+            raise InputError(f"algorithm.credit: {credit.name} compares branches, take algorithm.tree=branch")
+        if credit.by_branch and not self.objective.by_token:
+            fitting = [name for name, kind in OBJECTIVES.items() if kind.by_token]
+            raise InputError(
+                f"algorithm.objective: {self.objective.name} moves whole answers, {credit.name} credits their branches; "
+                f"take {' or '.join(fitting)}"
+            )
+        if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
+            raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
 
     @override
     def roots(self, group_size: int) -> int:
-        return group_size
+        return self.tree.roots(group_size)
 
     @property
     @override
@@ -208,6 +233,8 @@ class TextConfig(RunConfig):
             raise InputError(
                 f"run.engine.log_probs: {self.algorithm.objective.name} weighs whole groups, not single answers; take false"
             )
+        if self.algorithm.tree.name != "chain" and self.run.engine is not None:
+            raise InputError("algorithm.tree: an engine decodes whole answers, take chain or leave run.engine out")
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
@@ -228,6 +255,7 @@ class TextConfig(RunConfig):
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
+        self.algorithm.tree.branching(decoder)
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
 

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.branching import Branching
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
@@ -111,10 +112,20 @@ class TextPolicy:
         micro_batch: int,
         *,
         fixed: Tensor | None = None,
+        branching: Branching | None = None,
     ) -> Completions:
         """Complete prompts; the arguments are those of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
-        rollout = decode(self.predictor, ids, decoder, seeds, attention_mask=mask, fixed=fixed, micro_batch=micro_batch)
+        rollout = decode(
+            self.predictor,
+            ids,
+            decoder,
+            seeds,
+            attention_mask=mask,
+            fixed=fixed,
+            micro_batch=micro_batch,
+            branching=branching,
+        )
         return Completions(rollout, self.texts(rollout.completion))
 
     write = generate  # alias that the model cards of old exports call

@@ -106,7 +106,8 @@ class TextWing(Wing):
     @override
     def rollout(self, iteration: int, groups: Groups) -> Batch:
         run, assignment = self.run, self.run.assignment(iteration, groups)
-        members = list(assignment.own)
+        leaves = self.config.algorithm.tree.leaves
+        members = [(group, root * leaves + leaf) for group, root in assignment.own for leaf in range(leaves)]
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
         rolled = None
         if self.engine is not None:
@@ -129,12 +130,8 @@ class TextWing(Wing):
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        """Return the completions as units of credit, each compared with the others of its group."""
-        count = len(batch.members)
-        ones, units = torch.ones(count, dtype=torch.float64), torch.arange(count)
-        root = torch.tensor([index for _, index in batch.members])
         values = self.run.combination.columns(batch.scores.values)
-        return CreditUnits(values, batch.group[:, None], ones, units, root=root)
+        return self.config.algorithm.credit.units(batch.branches, values, batch.completions.rollout)
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
@@ -189,15 +186,17 @@ class TextMinibatches(Minibatches):
         if self._steps:
             return
         wing, batch, compared = self._wing, self._batch, self._compared
-        parts = assign_minibatches(wing.config, batch.groups, batch.iteration)
+        parts, leaves = assign_minibatches(wing.config, batch.groups, batch.iteration), wing.config.algorithm.tree.leaves
+        trained, weights = compared.trained & compared.units.values.isfinite().any(1), batch.groups.weights[batch.group]
+        unit = wing.config.algorithm.credit.of_tokens(compared.units, batch.branches, batch.completions.rollout)
         self._steps = update_batches(
             wing.config,
             wing.policy,
             wing.run.weights,
             batch,
-            advantages=compared.advantages,
-            weight=batch.groups.weights[batch.group] * (compared.trained & compared.units.values.isfinite().any(1)),
-            parts=torch.tensor([parts[group][index] for group, index in batch.members]),
+            advantages=compared.advantages[unit],
+            weight=(weights[:, None] if unit.ndim == 2 else weights) * trained[unit],
+            parts=torch.tensor([parts[group][index // leaves] for group, index in batch.members]),
             versions=wing.run.versions,
         )
 

@@ -13,8 +13,9 @@ from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.likelihoods.likelihood import Trajectory
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
@@ -35,7 +36,10 @@ class UpdateBatch:
         rows: (B,) int64 indices of the completions in the iteration's batch.
         group: (B,) int64 group of each completion.
         rank: (B,) reward of each by which the objective ranks good completions; 0 without one.
-        advantage, weight: (B,) advantage and loss weight of each completion.
+        advantage, weight: (B,) advantage and loss weight of each completion, or (B, L) of its tokens.
+        step: (B, L) int64 step of each token, for the aggregation.
+        branch: (B, L) int64 branch of each token if tokens of a branch are trained on once, in its first completion; else
+            None.
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
@@ -48,6 +52,8 @@ class UpdateBatch:
     answers: Answers
     advantage: Tensor
     weight: Tensor
+    step: Tensor
+    branch: Tensor | None
     views: Views
     old: Tensor | None
     reference: Tensor | None
@@ -67,6 +73,8 @@ class UpdateBatch:
             answers=self.answers.of(index),
             advantage=self.advantage[index],
             weight=self.weight[index],
+            step=self.step[index],
+            branch=None if self.branch is None else self.branch[index],
             views=self.views.of(index),
             old=None if self.old is None else self.old[:, index],
             reference=None if self.reference is None else self.reference[:, index],
@@ -88,12 +96,14 @@ def update_batches(
     """Build the batches of an iteration's optimizer steps, in order: in each pass one for each part of the completions.
 
     Args:
-        advantages, weight: (B,) of the completions; completions of weight 0 are left out.
+        advantages, weight: (B,) of the completions, or (B, L) of their tokens; those of weight 0 are left out.
         parts: (B,) number, from 0 to `train.updates` - 1, of the part that each completion belongs to.
         versions: earlier versions of the policy; one of them may have sampled the completions.
     """
     train, likelihood, rollout = config.train, config.algorithm.likelihood, batch.completions.rollout
     scored = scored_tokens(config, policy, batch)
+    scored &= (weight if weight.ndim == 2 else weight[:, None]).to(scored.device) > 0
+    branch = _branches(config, batch)
     mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
     correction = None if batch.engine is None else batch.engine.correction
@@ -102,7 +112,7 @@ def update_batches(
     for number in range(mask_draws):
         for part in range(train.updates):
             rows = (parts == part).nonzero()[:, 0]
-            rows = rows[weight[rows] > 0]
+            rows = rows[scored.any(1).cpu()[rows]]
             answers = Answers(
                 ids=rollout.ids,
                 attention_mask=rollout.attention_mask,
@@ -111,6 +121,8 @@ def update_batches(
                 steps=rollout.step_map,
                 block_size=policy.predictor.block_size,
             ).of(rows.to(scored.device))
+            views = likelihood.views(answers)
+            of_rows = None if branch is None else branch[rows].to(scored.device)
             batches.append(
                 UpdateBatch(
                     rows=rows,
@@ -119,7 +131,9 @@ def update_batches(
                     answers=answers,
                     advantage=advantages[rows].to(scored.device),
                     weight=weight[rows].to(scored.device),
-                    views=likelihood.views(answers),
+                    step=views.first,
+                    branch=of_rows,
+                    views=views if of_rows is None or not len(rows) else views.once(of_rows),
                     old=None,
                     reference=None,
                     correction=None if correction is None else correction[rows.to(scored.device)],
@@ -169,11 +183,14 @@ def update_on(
     algorithm, train = config.algorithm, config.train
     answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
     # Computed from `answers.scored`, not from the views: a weight must not depend on the masks.
-    token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, collectives.sum)
+    token_weight = algorithm.aggregation.weights(answers.scored, advantage, update_batch.step, collectives.sum)
     # The weights are not normalised again after the next two factors.
-    token_weight = token_weight * update_batch.weight.float()[:, None]
+    weight = update_batch.weight.float()
+    token_weight = token_weight * (weight if weight.ndim == 2 else weight[:, None])
     if update_batch.correction is not None:
         token_weight = token_weight * update_batch.correction.to(token_weight)
+    if update_batch.branch is not None:
+        token_weight = views.carried(token_weight, update_batch.branch)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
@@ -222,6 +239,17 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
             policy.predictor, rollout, scope, share=hints.entropy, micro_batch=config.train.update_rows
         )
     return scored
+
+
+def _branches(config: TextConfig, batch: Batch) -> Tensor | None:
+    """Return the branch (B, L) of each token, if the views of a branch are the same in all its completions; else None."""
+    algorithm, branches = config.algorithm, batch.branches
+    kl, likelihood = algorithm.objective.kl, algorithm.likelihood
+    apart = isinstance(algorithm.objective, TokenRatio) and (kl.beta == 0 or kl.level == "token")
+    alike = isinstance(likelihood, Trajectory) and likelihood.shrink == 1
+    if not (alike and apart and algorithm.credit.by_branch):
+        return None
+    return branches.edge.gather(1, branches.level(batch.completions.rollout))
 
 
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:

@@ -38,7 +38,7 @@ class Branching:
         return self.factor ** (len(self.places) - level)
 
 
-def branching(decoder: Decoder, factor: int, shares: Sequence[float], place: str) -> Branching:
+def place_splits(decoder: Decoder, factor: int, shares: Sequence[float], place: str) -> Branching:
     """Return the trees of a decoder that split at some shares of its steps, or of its blocks if it is not paced.
 
     Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.

@@ -33,14 +33,18 @@ def _row(
     aggregation: str,
     baseline: Options,
     decoder: str | Options = "low_confidence",
+    tree: Options | None = None,
     schedule: Options | None = None,
     hints: Options | None = None,
+    credit: Options | None = None,
 ) -> PresetRow:
     return {
         "decoder": {"name": decoder} if isinstance(decoder, str) else decoder,
+        "tree": tree or {"name": "chain"},
         "schedule": schedule or {"name": "none"},
         "hints": hints or {"name": "none"},
         "likelihood": likelihood,
+        "credit": credit or {"name": "terminal"},
         "baseline": baseline,
         "objective": objective,
         "aggregation": {"name": aggregation},

@@ -16,6 +16,7 @@ from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, apply_actions
+from flowgrpo.mdlm.methods.trees import Branches, grow
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.prompts.prompt_groups import Groups
@@ -50,6 +51,7 @@ class Batch:
     iteration: int  # counted from 0
     groups: Groups  # of the iteration, on all processes
     members: list[Member]  # (B,) group of each completion, and its index in the group
+    branches: Branches  # of the completions
     rows: list[Row]  # (B,) prompts
     completions: Completions
     scores: Scores
@@ -104,15 +106,17 @@ def rollout(
 ) -> Batch:
     """Decode and score a completion of each row, and give hints to groups without a success.
 
-    With hints, all rows of a group must be on this process. `members` (B,) are the group of each row and its index in the
+    With hints, all rows of a group must be on this process, with trees all rows of a tree. `members` (B,) are the group of each row and its index in the
     group, in the order of groups. `rolled` are completions of an engine, in place of the policy's. For `assignment` and
     `gather` see `score_pieces`.
     """
-    seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
+    seeds, tree = [(config.run.seed, "answer", iteration, *member) for member in members], config.algorithm.tree
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else apply_actions(decoder, actions)
     if rolled is None:
-        completions = policy.generate([row.prompt for row in rows], acting, seeds, config.train.rollout_rows)
+        split = tree.branching(acting)
+        texts = [row.prompt for row in rows]
+        completions = policy.generate(texts, acting, seeds, config.train.rollout_rows, branching=split)
     else:
         completions = Completions(rolled[0], policy.texts(rolled[0].completion))
     scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
@@ -120,6 +124,7 @@ def rollout(
         iteration=iteration,
         groups=groups,
         members=members,
+        branches=grow(members, tree.leaves, completions.rollout.branched.shape[1]),
         rows=rows,
         completions=completions,
         scores=scores,

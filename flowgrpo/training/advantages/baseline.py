@@ -16,6 +16,7 @@ from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
     divide_by_std,
     nested_leave_one_out,
+    nested_mean,
     set_medians,
     set_pivots,
     set_statistics,
@@ -127,7 +128,7 @@ class Baseline(Choice):
         """Return the advantages (U,) for one column of values (U,), NaN where lost; see `advantages`."""
 
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
-        """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline is not leave-one-out."""
+        """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline does not take a mean."""
         raise InputError(NESTED)
 
 
@@ -155,6 +156,10 @@ class GroupMean(Baseline):
     @override
     def relative(self, values: Tensor, comparison: Tensor, past: PastRewards | None) -> Tensor:
         return group_mean(values, comparison, std=self.std, eps=self.eps, ddof=self.ddof, min_std=self.min_std)
+
+    @override
+    def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
+        return nested_mean(values, comparison, nested, std=self.std, eps=self.eps, ddof=self.ddof)
 
 
 def leave_one_out(values: Tensor, comparison: Tensor, *, std: str = "none", eps: float = 1e-4, ddof: int = 0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
@@ -105,13 +105,39 @@ def nested_leave_one_out(
     std per depth would weigh some steps more than others. `std` global takes all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
+
+    def share(others: Tensor) -> Tensor:
+        """Return the deviation from the mean of the others over that from the mean of all (U,), for `others` (U,) of a set."""
+        left = 1 - nested.alike * (kin - 1).clamp(min=0) / others.clamp(min=1)
+        return (others + 1) / (others.clamp(min=1) * left)
+
+    deviation = _over_levels(values, comparison, nested, share)
+    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+
+
+def nested_mean(
+    values: Tensor, comparison: Tensor, nested: NestedSets, *, std: str = "group", eps: float = 1e-4, ddof: int = 0
+) -> Tensor:
+    """Return advantages (U,) as `nested_leave_one_out` does, with means that include the unit itself.
+
+    GiGPO (arXiv 2505.10978) and TEMPO (2509.18314, *reconstructed*) add deviations of this kind, HGPO (2602.22817) and TreePO
+    (2508.17445) take their weighted mean.
+    """
+    deviation = _over_levels(values, comparison, nested, torch.ones_like)
+    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+
+
+def _over_levels(
+    values: Tensor, comparison: Tensor, nested: NestedSets, factor: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the weighted mean (U,) over levels of the deviation from the set's mean times `factor` of the others' number.
+
+    A level without another known unit is skipped; 0 for a unit that is alone at all levels.
+    """
     total, weights = torch.zeros_like(values), torch.zeros_like(values)
     for level in range(nested.weight.shape[1]):
         deviation, count, _ = set_statistics(values, torch.cat([comparison, nested.members[:, level]], 1))
-        others = count - 1
-        left = 1 - nested.alike * (kin - 1).clamp(min=0) / others.clamp(min=1)
-        weight = nested.weight[:, level] * (others > 0)
-        total += weight * deviation * count / (others.clamp(min=1) * left)
+        weight = nested.weight[:, level] * (count > 1)
+        total += weight * deviation * factor(count - 1)
         weights += weight
-    deviation = (total / weights).where(weights > 0, 0.0)
-    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+    return (total / weights).where(weights > 0, 0.0)

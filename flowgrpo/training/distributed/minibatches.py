@@ -79,6 +79,15 @@ def count_together(train: Train, roots: int) -> int:
     return {"groups": train.updates, "samples": of_samples, "edges": 1}[train.split]
 
 
+def count_roots(group_size: int, by: int, what: str) -> int:
+    """Return the number of roots of a group if each grows `by` samples; raise InputError if `by` does not divide it."""
+    if group_size % by:
+        below = group_size // by * by
+        nearest = " or ".join(str(n) for n in (below, below + by) if n)
+        raise InputError(f"train.group_size: {group_size} does not divide by the {by} {what}, take {nearest}")
+    return group_size // by
+
+
 def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, iteration: int) -> list[list[int]]:
     """Return the part (the optimizer step, from 0) of every root of every group of an iteration.
 

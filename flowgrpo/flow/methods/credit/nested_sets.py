@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.credit.rules import Credit, edge_units, parent_of, stochastic_edges, trunk_ends
-from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.comparison_sets import NestedSets
+from flowgrpo.flow.methods.credit.rules import Credit, parent_of, paths_of, stochastic_edges, trunk_ends
+from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.tree_credit import leaving_splits, nested_units
 
 if TYPE_CHECKING:
     from samplers.trees import Tree
@@ -49,67 +46,27 @@ class Nested(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        lines = [tree.ancestry(tree.leaves[index]) for index in trunk_ends(tree)]
-        on_path = {edge for line in lines for edge in line}
+        paths = paths_of(tree)
+        on_path = set(paths.edges)
         edges = [i for i in stochastic_edges(tree) if i in on_path]
         roots: set[int] = set()  # edges that leave a start alone, whose siblings are the other trees
         if self.starts:
-            splits = _leaving_splits(tree, on_path)
-            roots = {line[-1] for line in lines} - splits
+            splits = leaving_splits(paths, on_path)
+            roots = {line[-1] for line in paths.lines} - splits
             edges = sorted(roots | splits)
-        nodes = [tree.nodes[i] for i in edges]
-        starts = [node.root.index for node in nodes]
-        members, weight = [], []
-        for edge, families, node, start in zip(edges, _families(tree, edges, self.between), nodes, starts, strict=True):
-            siblings = [-1, -1] if edge in roots else [start, node.parent]
-            members.append([[-1, -1], *([start, family] for family in families), siblings])
-            weight.append([self.group, *(self.between * (family >= 0) for family in families), self.siblings])
         kin, alike = _kin(tree, edges)
-        sets = NestedSets(
-            torch.tensor(members),
-            torch.tensor(weight, dtype=torch.float64),
-            torch.tensor([(start, *own) for start, own in zip(starts, kin, strict=True)]),
-            torch.tensor(alike, dtype=torch.float64),
+        return nested_units(
+            paths,
+            rewards[trunk_ends(tree)],
+            edges=edges,
+            depth=len(tree.sigmas),
+            group=self.group,
+            between=self.between,
+            siblings=self.siblings,
+            starts=roots,
+            kin=kin,
+            alike=alike,
         )
-        comparison = [(node.root.group, node.step) for node in nodes]
-        return replace(edge_units(tree, edges, subtree_means(tree, rewards)[edges], comparison), nested=sets)
-
-
-def subtree_means(tree: Tree, rewards: Tensor) -> Tensor:
-    """Return the mean known reward (nodes, R) of the trajectory ends below each node; NaN if none is known."""
-    total = torch.zeros(len(tree.nodes), rewards.shape[1], dtype=torch.float64)
-    count = torch.zeros_like(total)
-    for index in trunk_ends(tree):
-        line = tree.ancestry(tree.leaves[index])
-        total[line] += rewards[index].nan_to_num()
-        count[line] += rewards[index].isfinite()
-    return total / count  # 0 / 0 is NaN
-
-
-def _families(tree: Tree, edges: list[int], between: float) -> list[list[int]]:
-    """Return the family roots above each edge: its start, and each of its ancestors that is a child of a split.
-
-    Lists are padded with -1 to a length that depends on the schedule alone, so that processes can concatenate theirs.
-    They are empty if `between` is 0.
-    """
-    if not between:
-        return [[] for _ in edges]
-    split = _leaving_splits(tree, edges)
-    padded = []
-    for i in edges:
-        state = parent_of(tree, i)
-        line = tree.ancestry(state)  # the state and its ancestors, without the start
-        above = [node for node in line[1:] if node in split]
-        start = [parent_of(tree, line[-1])] if line else []
-        families = [*start, *reversed(above)]
-        padded.append([*families, *[-1] * (len(tree.sigmas) - len(families))])
-    return padded
-
-
-def _leaving_splits(tree: Tree, edges: Collection[int]) -> set[int]:
-    """Return those of `edges` that leave a state together with others of them."""
-    children = Counter(tree.nodes[i].parent for i in edges)
-    return {i for i in edges if children[tree.nodes[i].parent] > 1}
 
 
 def _kin(tree: Tree, edges: list[int]) -> tuple[list[tuple[int, int]], list[float]]:

@@ -23,6 +23,7 @@ from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.advantages.baseline import weighted_sum
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.tree_credit import TreePaths, depthwise_units, edge_units
 
 if TYPE_CHECKING:
     from samplers import trees
@@ -89,7 +90,7 @@ class Siblings(Credit):
             )
         nodes = [tree.nodes[i] for i in edges]
         comparison = [(node.root.group, node.root.index if self.within == "seed" else 0, node.step) for node in nodes]
-        units = edge_units(tree, edges, values[edges], comparison)
+        units = edge_units(paths_of(tree), edges, values[edges], comparison)
         if self.weights == "edges":
             return units
         states = torch.tensor([node.parent for node in nodes])
@@ -115,27 +116,8 @@ class Depthwise(Credit):
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
-        ends = trunk_ends(tree)
-        ancestors = [tree.ancestry(tree.leaves[index]) for index in ends]
-        edges = sorted({edge for line in ancestors for edge in line})
-        row = {edge: unit for unit, edge in enumerate(edges)}
-        above = torch.zeros(len(edges), len(ends), dtype=torch.bool)
-        score = torch.zeros(len(edges), len(ends), dtype=torch.float64)
         log_prob = _sum_log_probs(tree) if self.weights == "path" else None
-        for column, line in enumerate(ancestors):
-            below = 0.0
-            for edge in line:  # from the leaf upwards: `below` is the path's log-probability given the node
-                above[row[edge], column] = True
-                if log_prob is not None:
-                    score[row[edge], column] = self.beta * below
-                    below += float(log_prob[edge])
-        fused = []
-        for reward in rewards[ends].T:  # (leaves,)
-            known = above & reward.isfinite()
-            weight = torch.softmax(score.where(known, -torch.inf), dim=1).nan_to_num()  # (edges, leaves)
-            fused.append((weight @ reward.nan_to_num()).where(known.any(1), torch.nan))
-        depth = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
-        return edge_units(tree, edges, torch.stack(fused, dim=1), depth)
+        return depthwise_units(paths_of(tree), rewards[trunk_ends(tree)], beta=self.beta, log_prob=log_prob)
 
 
 class StepGain(Credit):
@@ -160,7 +142,7 @@ class StepGain(Credit):
                 "algorithm.credit: step_gain needs a value of every state, take the tree twigs with root: true"
             )
         comparison = [(tree.nodes[i].root.group, tree.nodes[i].step if self.compare == "step" else 0) for i in edges]
-        return edge_units(tree, edges, values[edges] - values[parents], comparison)
+        return edge_units(paths_of(tree), edges, values[edges] - values[parents], comparison)
 
 
 class DiscountedValue(Credit):
@@ -207,7 +189,7 @@ class DiscountedValue(Credit):
             weight[line] = (total / mean).nan_to_num() if mean > 0 else 1.0
         comparison = [(tree.nodes[i].root.group, tree.nodes[i].step) for i in edges]
         anchored = [self.anchor * (tree.nodes[i].step <= self.anchored_steps) for i in edges]
-        units = edge_units(tree, edges, quality[edges], comparison)
+        units = edge_units(paths_of(tree), edges, quality[edges], comparison)
         return replace(units, weight=weight[edges], anchor=torch.tensor(anchored, dtype=torch.float64))
 
 
@@ -257,13 +239,14 @@ def stochastic_edges(tree: Tree) -> list[int]:
     return sorted(nodes)
 
 
-def edge_units(tree: Tree, edges: list[int], values: Tensor, comparison: Sequence[tuple[int, ...]]) -> CreditUnits:
-    """Return a credit unit of weight 1 for each edge of `edges`; `values` and `comparison` as in `CreditUnits`."""
-    of_edge = torch.full((len(tree.nodes),), -1)
-    of_edge[edges] = torch.arange(len(edges))
-    root = torch.tensor([tree.nodes[i].root.index for i in edges])
-    return CreditUnits(
-        values, torch.tensor(comparison), torch.ones(len(edges), dtype=torch.float64), of_edge, root=root
+def paths_of(tree: Tree) -> TreePaths:
+    """Return the trajectories of a tree, without its twigs."""
+    return TreePaths(
+        parent=[node.parent for node in tree.nodes],
+        step=[node.step for node in tree.nodes],
+        group=[node.root.group for node in tree.nodes],
+        root=[node.root.index for node in tree.nodes],
+        lines=[tree.ancestry(tree.leaves[index]) for index in trunk_ends(tree)],
     )
 
 

@@ -9,8 +9,9 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.trees.tree import Finish, Rooted, count_roots
+from flowgrpo.flow.methods.trees.tree import Finish, Rooted
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.distributed.minibatches import count_roots
 
 if TYPE_CHECKING:
     from samplers import plans

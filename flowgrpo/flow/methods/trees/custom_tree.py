@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import trunk_ends
-from flowgrpo.flow.methods.trees.tree import Rooted, count_roots
+from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.distributed.minibatches import count_roots
 from rewards.base import locate, nearest
 from rewards.process_state import preserve
 

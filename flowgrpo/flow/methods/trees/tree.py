@@ -14,6 +14,7 @@ from flowgrpo.flow.methods.trees import pruning
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.training.distributed.minibatches import count_roots
 from flowgrpo.training.weights.low_precision_copies import Copied
 
 if TYPE_CHECKING:
@@ -355,15 +356,6 @@ class Twigs(Rooted):
         finish = None if self.finish is None else self.finish.steps
         bounds = [most for most in (self.length, finish) if most]
         return plans.twigs(kernels, range(self._end(kernels)), min(bounds, default=None), self.root)
-
-
-def count_roots(group_size: int, by: int, what: str) -> int:
-    """Return the number of roots of a group if each grows `by` samples; raise InputError if `by` does not divide it."""
-    if group_size % by:
-        below = group_size // by * by
-        nearest = " or ".join(str(n) for n in (below, below + by) if n)
-        raise InputError(f"train.group_size: {group_size} does not divide by the {by} {what}, take {nearest}")
-    return group_size // by
 
 
 def _check_steps(steps: list[int] | None, first: int, stop: int, end: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -31,6 +31,23 @@ class Views:
         """Select the views of some answers, by their rows (int64)."""
         blocks = None if self.blocks is None else self.blocks[rows]
         return Views(self.hidden[:, rows], self.weight[:, rows], self.view_weight, blocks)
+
+    def once(self, branch: Tensor) -> Views:
+        """Score the tokens of each branch in its first answer only; `branch` (B, L) int64 are the branches of the tokens."""
+        column = torch.arange(branch.shape[1], device=branch.device)
+        first = branch.new_full((int(branch.max()) + 1, branch.shape[1]), len(branch))
+        row = torch.arange(len(branch), device=branch.device)[:, None].expand_as(branch)
+        row = row.where(self.scored.any(0), len(branch))
+        first = first.view(-1).scatter_reduce(0, (branch * branch.shape[1] + column).view(-1), row.reshape(-1), "amin")
+        leads = first[branch * branch.shape[1] + column] == row
+        return replace(self, weight=self.weight * leads)
+
+    def carried(self, token_weight: Tensor, branch: Tensor) -> Tensor:
+        """Return the weights (B, L) of views that score the tokens of a branch once: the sum over its answers, else 0."""
+        column = torch.arange(branch.shape[1], device=branch.device).expand_as(branch)
+        total = token_weight.new_zeros(int(branch.max()) + 1, branch.shape[1])
+        total.index_put_((branch, column), token_weight, accumulate=True)
+        return total[branch, column] * self.scored.any(0)
 
     @property
     def scored(self) -> Tensor:

@@ -4,7 +4,7 @@ An answer's weight is the sum of its tokens' weights. Weights belong to one opti
 once, then cut them into micro-batches. `reduce` sums a tensor over the processes. Weights sum to 1 over all processes,
 except those of `fixed_length`.
 
-All functions take `scored` (B, L) bool, `advantage` (B,), and `step` (B, L) int64, the step of each token (`Views.first`).
+All functions take `scored` (B, L) bool, `advantage` (B,) of answers or (B, L) of tokens, and `step` (B, L) int64, the step of each token (`Views.first`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce
 
     So no answer is divided by its own length. From JustGRPO; in Dr. GRPO N is the number of all answers.
     """
-    answers = reduce((advantage != 0).sum().float())
+    answers = reduce((_by_token(advantage) != 0).any(1).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
 
 
@@ -56,7 +56,7 @@ def balanced(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = a
 
     Good and bad answers then pull equally, whatever their number and length. Answers with A = 0 weigh nothing.
     """
-    sides = [scored & (advantage > 0)[:, None], scored & (advantage < 0)[:, None]]
+    sides = [scored & (_by_token(advantage) > 0), scored & (_by_token(advantage) < 0)]
     good, bad = (_over(side.float(), reduce) for side in sides)
     return _over(good + bad, reduce)
 
@@ -75,6 +75,10 @@ class Aggregation(Choice):
     def weights(self) -> Aggregate:
         """The function that computes the weights (B, L)."""
         return AGGREGATIONS[self.name]
+
+
+def _by_token(values: Tensor) -> Tensor:
+    return values if values.ndim == 2 else values[:, None]
 
 
 def _over(weights: Tensor, reduce: Reduce) -> Tensor:

@@ -41,7 +41,7 @@ class GivenInputs:
     weight: Tensor  # (n, B, L), of `Views`
     view_weight: Tensor  # (n,), of `Views`
     length: Tensor  # (B,) number of scored tokens
-    advantage: Tensor  # (B,)
+    advantage: Tensor  # (B,) of the answers, or (B, L) of their tokens
     group: Tensor  # (B,) int64, group of each answer
     rank: Tensor  # (B,) reward by which the objective ranks good answers; 0 without one, NaN if unknown
     token_weight: Tensor  # (B, L) of the aggregation
@@ -81,6 +81,11 @@ class LossInputs(GivenInputs):
     def active_weight(self) -> Tensor:
         """(n, B, L) weights, 0 outside the active views."""
         return self.weight * self.active_views[:, :, None]
+
+    @property
+    def token_advantage(self) -> Tensor:
+        """Advantage (B, L) of tokens, or (B, 1) if all tokens of an answer share one."""
+        return self.advantage if self.advantage.ndim == 2 else self.advantage[:, None]
 
     @property
     def row_weight(self) -> Tensor:
@@ -137,6 +142,8 @@ class Objective(Choice):
 
     couples: ClassVar[bool] = False
     """Whether the loss of an answer depends on the others of its group, so that it needs whole groups at once."""
+    by_token: ClassVar[bool] = False
+    """Whether each token may have an advantage of its own."""
 
     if TYPE_CHECKING:  # a field in some subclasses, a property in others
 
@@ -204,6 +211,7 @@ class TokenRatio(Ratio):
     """A ratio for each token, from its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
 
     name: Literal["token_ratio"] = "token_ratio"
+    by_token: ClassVar[bool] = True
 
     @override
     def separable(self, views: Views) -> bool:
@@ -212,7 +220,7 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])
+        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.token_advantage)
         return loss.sum() + self.kl.loss(inputs)
 
     @override
@@ -221,7 +229,7 @@ class TokenRatio(Ratio):
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.advantage[:, None])
+        stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.token_advantage)
         return stopped & (inputs.active_weight > 0).any(0)
 
 

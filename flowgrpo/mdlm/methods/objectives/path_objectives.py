@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -39,6 +39,7 @@ class PrefixRatio(Objective):
     """
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
+    by_token: ClassVar[bool] = True
     clip_range: Positive | Pair = [0.025, 0.05]
     """Clip of the log ratio at the first token: one bound for both sides, or [low, high] for -low and high."""
     power: float = Field(0.5, ge=0)
@@ -52,7 +53,7 @@ class PrefixRatio(Objective):
     def loss(self, inputs: LossInputs) -> Tensor:
         ratio, bounds = self._prefix(inputs)
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        return (weight * path_clip_loss(ratio, inputs.advantage[:, None], bounds)).sum() + self.kl.loss(inputs)
+        return (weight * path_clip_loss(ratio, inputs.token_advantage, bounds)).sum() + self.kl.loss(inputs)
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -61,7 +62,7 @@ class PrefixRatio(Objective):
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         ratio, bounds = self._prefix(inputs)
-        return path_clip_mask(ratio, inputs.advantage[:, None], bounds) & (inputs.active_weight > 0).any(0)
+        return path_clip_mask(ratio, inputs.token_advantage, bounds) & (inputs.active_weight > 0).any(0)
 
     @override
     def above(self, inputs: LossInputs) -> Tensor:

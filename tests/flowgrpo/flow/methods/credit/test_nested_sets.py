@@ -7,11 +7,12 @@ import torch
 from credited import SDE, SIGMAS, by_path, column, drawn, tree
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.credit.nested_sets import Nested, subtree_means
-from flowgrpo.flow.methods.credit.rules import Depthwise, Siblings
+from flowgrpo.flow.methods.credit.nested_sets import Nested
+from flowgrpo.flow.methods.credit.rules import Depthwise, Siblings, paths_of
 from flowgrpo.training.advantages.baseline import LeaveOneOut
 from flowgrpo.training.advantages.comparison_sets import nested_leave_one_out
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.tree_credit import subtree_means
 from samplers.plans import branch, brush, chain
 from samplers.trees import Move, Root, grow
 
@@ -150,7 +151,7 @@ def test_a_lost_leaf_is_in_no_mean_and_a_lost_node_is_nobodys_other():
     found = of_edges(TREE, [NAN, NAN, 4.0, 10.0], group=0.75, between=0.0, siblings=0.25)
     assert found[(1,), 1] == found[(0,), 1] == 0  # nobody is left to be compared with
     assert found[(1, 1), 2] == pytest.approx(6)
-    means = subtree_means(TREE, column([NAN, 3.0, 4.0, 10.0]))[:3, 0]
+    means = subtree_means(paths_of(TREE), column([NAN, 3.0, 4.0, 10.0]))[:3, 0]
     assert means.tolist() == pytest.approx([NAN, 3, 7], nan_ok=True)
 
 

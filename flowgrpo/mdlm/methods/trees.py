@@ -1,0 +1,135 @@
+"""Shapes of a group's answers: independent answers, or trees of answers that share their first steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from flowgrpo.mdlm.decoding.branching import Branching, place_splits
+from flowgrpo.schema.base import Choice
+from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.training.advantages.tree_credit import TreePaths
+from flowgrpo.training.distributed.minibatches import count_roots
+
+if TYPE_CHECKING:
+    from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+
+PLACE = "algorithm.tree"
+
+
+class Shape(Choice):
+    """Options of every tree."""
+
+    @property
+    @abstractmethod
+    def leaves(self) -> int:
+        """Number of answers that share their first step."""
+
+    @abstractmethod
+    def branching(self, decoder: Decoder) -> Branching | None:
+        """Return where a decoder's answers branch; None if they share nothing. Raises InputError if it cannot."""
+
+    def roots(self, group_size: int) -> int:
+        """Return the number of trees of a group; raise InputError if their leaves do not divide `group_size`."""
+        return count_roots(group_size, self.leaves, f"leaves of a tree of {PLACE}")
+
+
+class Chain(Shape):
+    """Independent answers."""
+
+    name: Literal["chain"] = "chain"
+
+    @property
+    @override
+    def leaves(self) -> int:
+        return 1
+
+    @override
+    def branching(self, decoder: Decoder) -> None:
+        return None
+
+
+class Branch(Shape):
+    """Trees of answers: at each split every branch goes on as `factor` branches, which share all tokens before it.
+
+    A group is one tree if `factor` to the power of the number of splits divides its size: all answers leave the prompt. The
+    steps before a split are decoded once, and with the likelihood `trajectory` trained on once. d-TreeRPO (arXiv 2512.09675)
+    splits at equal parts of the steps, into four.
+    """
+
+    name: Literal["branch"] = "branch"
+    factor: int = Field(4, ge=2)
+    """Number of branches that a branch splits into."""
+    splits: list[Annotated[float, Field(gt=0, lt=1)]] = Field([0.5], min_length=1)
+    """Where branches split: shares of the decoder's steps, or of its blocks if scores decide its steps. Ascending."""
+
+    @property
+    @override
+    def leaves(self) -> int:
+        return self.factor ** len(self.splits)
+
+    @override
+    def branching(self, decoder: Decoder) -> Branching:
+        return place_splits(decoder, self.factor, self.splits, f"{PLACE}.splits")
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches of some answers. A branch has the tokens that were committed between two splits; it is an edge of `paths`.
+
+    The answers of a tree are consecutive.
+    """
+
+    paths: TreePaths  # its trajectories are the answers
+    edge: Tensor  # (B, S + 1) int64 edge of each answer before, between and after its S splits
+
+    def level(self, rollout: Rollout) -> Tensor:
+        """Return the number (B, L) int64 of splits before each token of the answers; 0 for given tokens."""
+        return (rollout.step_map[:, :, None] >= rollout.branched[:, None]).sum(2).to(self.edge.device)
+
+    def log_prob(self, rollout: Rollout) -> Tensor:
+        """Return the summed log-probability (nodes,) float64 of the tokens of each branch, as the decoder recorded it."""
+        of_level = torch.zeros(self.edge.shape, dtype=torch.float64)
+        of_level.scatter_add_(1, self.level(rollout), rollout.commit_logp.cpu())
+        total = torch.zeros(len(self.paths.parent), dtype=torch.float64)
+        return total.index_put((self.edge,), of_level)  # answers of a branch have the same sum
+
+    @property
+    def leads(self) -> Tensor:
+        """(B, S + 1) int64: the first answer of the branch of each answer at each level."""
+        first = torch.zeros(len(self.paths.parent), dtype=torch.long)
+        for answer in reversed(range(len(self.edge))):
+            first[self.edge[answer]] = answer
+        return first[self.edge]
+
+
+def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branches:
+    """Return the branches of answers in trees of `leaves` answers and `splits` splits.
+
+    `members` (B,) are the group of each answer and its index there, whole trees in order.
+    """
+    factor = round(leaves ** (1 / splits)) if splits else 1
+    parent: list[int | None] = []
+    step, groups, roots = list[int](), list[int](), list[int]()
+    known: dict[tuple[int, ...], int] = {}  # (group, level, index of the first answer) -> node
+    lines = []
+    for group, index in members:
+        line: list[int] = []
+        for level in range(splits + 2):  # level 0 is the start
+            alike = factor ** (splits + 1 - max(level, 1))
+            key = (group, level, index - index % alike)
+            if key not in known:
+                known[key] = len(parent)
+                parent.append(line[-1] if line else None)
+                step.append(level)
+                groups.append(group)
+                roots.append(index // leaves)
+            line.append(known[key])
+        lines.append(line[:0:-1])
+    paths = TreePaths(parent=parent, step=step, group=groups, root=roots, lines=lines)
+    return Branches(paths, torch.tensor([line[::-1] for line in lines], dtype=torch.long).reshape(-1, splits + 1))
