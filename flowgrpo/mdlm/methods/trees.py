@@ -25,6 +25,13 @@ PLACE = "algorithm.tree"
 class Shape(Choice):
     """Options of every tree."""
 
+    if TYPE_CHECKING:  # a field in one subclass, a property in the other
+
+        @property
+        @abstractmethod
+        def splits(self) -> Sequence[float]:
+            """The shares of a decode at which branches split."""
+
     @property
     @abstractmethod
     def leaves(self) -> int:
@@ -43,6 +50,11 @@ class Chain(Shape):
     """Independent answers."""
 
     name: Literal["chain"] = "chain"
+
+    @property
+    def splits(self) -> Sequence[float]:
+        """No split."""
+        return ()
 
     @property
     @override

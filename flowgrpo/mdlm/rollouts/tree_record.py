@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -38,8 +38,9 @@ def build_kept_trees(
 ) -> list[KeptTree]:
     """Return records of this process's answers in the first `run.trees.prompts` groups; [] if the iteration is not due.
 
-    Each answer has its first canvas and `MOMENTS` further ones, at equal distances in its steps. If a decoder masked a
-    token again, its last commit counts. `advantages` (B,) and `trained` (B,) bool are those of the answers.
+    Each answer has its first canvas and `MOMENTS` further ones, at equal distances in its steps; in a tree, between its
+    splits. Answers share the canvases of a branch. If a decoder masked a token again, its last commit counts. `advantages`
+    (U,) and `trained` (U,) bool are those of the units.
     """
     asked = config.run.trees
     if asked is None or not asked.due(batch.iteration, config.train.iterations):
@@ -49,32 +50,43 @@ def build_kept_trees(
         if group < asked.prompts:
             by_group[group].append(place)
     texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
-    rewards, advantages, trained = batch.scores.values.tolist(), advantages.tolist(), trained.tolist()
-    trees = []
+    rewards, values = batch.scores.values.tolist(), units.values.isfinite().any(1).tolist()
+    compared, unit_of = units.comparison.tolist(), _units_of_ends(config, batch, units)
+    trees, last = [], _columns(config.algorithm.tree.splits)[-1]
     for group, places in by_group.items():
         nodes: list[KeptNode] = []
+        known: dict[tuple[int, int], int] = {}  # (edge, column) -> node; one start for the answers of a tree
         for place in places:
-            steps = max(1, 1 + max(texts[place].steps))
-            nodes += _chain(texts[place], steps, len(nodes), config.algorithm.decoder.name)
-            advantage = finite_or_none(advantages[place])
+            text, parent = texts[place], None
+            for column, edge, moment, steps, unit in _canvases(config, batch, text, place, unit_of[place]):
+                node = known.setdefault((edge, column), len(nodes))
+                if node == len(nodes):
+                    state = _node(text, moment, steps, column=column, parent=parent)
+                    nodes.append(replace(state, kernel=config.algorithm.decoder.name if column else None))
+                    if unit is not None:
+                        advantage = finite_or_none(float(advantages[unit]))
+                        nodes[-1] = replace(
+                            nodes[-1],
+                            trained=True,
+                            updated=bool(trained[unit]) and advantage is not None and values[unit],
+                            unit=unit,
+                            compared=tuple(compared[unit]),
+                            advantage=advantage,
+                            weight=float(batch.groups.weights[group]),
+                        )
+                parent = node
             nodes[-1] = replace(
                 nodes[-1],
                 estimated=False,
                 rewards=tuple(finite_or_none(value) for value in rewards[place]),
                 total=finite_or_none(totals[place]),
-                trained=True,
-                updated=trained[place] and advantage is not None and finite_or_none(totals[place]) is not None,
-                unit=place,
-                compared=(group,),
-                advantage=advantage,
-                weight=float(batch.groups.weights[group]),
             )
         height, width = cells(texts[places[0]], 0, 1).shape[:2]
         tree = KeptTree(
             step=batch.iteration + 1,
             group=group,
             prompt=batch.rows[places[0]].prompt,
-            sigmas=tuple(1 - moment / MOMENTS for moment in range(MOMENTS + 1)),
+            sigmas=tuple(1 - column / last for column in range(last + 1)),
             names=tuple(names),
             size=(width, height),
             nodes=tuple(nodes),
@@ -83,23 +95,49 @@ def build_kept_trees(
     return trees
 
 
-def _chain(text: Text, steps: int, first: int, decoder: str) -> list[KeptNode]:
-    """Return the canvases of a text of `steps` steps as a chain of nodes; the first has number `first`."""
-    nodes = []
-    for column in range(MOMENTS + 1):
-        moment = round(steps * column / MOMENTS)
-        nodes.append(
-            KeptNode(
-                parent=first + column - 1 if column else None,
-                step=column,
-                sigma=sum(step >= moment for step in text.steps) / len(text.steps),
-                picture=encode_picture(cells(text, moment, steps)[None]),
-                estimated=True,
-                text=canvas(text, moment),
-                kernel=decoder if column else None,
-            )
-        )
-    return nodes
+def _units_of_ends(config: TextConfig, batch: Batch, units: CreditUnits) -> list[list[int | None]]:
+    """Return the unit of each answer's branches, in their order; None for branches without one."""
+    if config.algorithm.credit.by_branch:
+        return units.of_edge[batch.branches.edge].tolist()
+    without = [None] * (batch.branches.edge.shape[1] - 1)
+    return [[*without, place] for place in range(len(batch.members))]
+
+
+def _canvases(
+    config: TextConfig, batch: Batch, text: Text, place: int, units: Sequence[int | None]
+) -> Iterator[tuple[int, int, int, int, int | None]]:
+    """Yield the canvases of an answer: column, edge (-1 for the start), step, all steps, and the unit of a branch's end."""
+    edges, steps = batch.branches.edge[place].tolist(), max(1, 1 + max(text.steps))
+    borders = [0, *(min(steps, step) for step in batch.completions.rollout.branched[place].tolist()), steps]
+    columns = _columns(config.algorithm.tree.splits)
+    yield 0, -1 - batch.branches.paths.lines[place][-1], 0, steps, None
+    first = 0
+    for level, last in enumerate(columns):
+        for column in range(first + 1, last + 1):
+            done = (column - first) / (last - first)
+            moment = round(borders[level] + (borders[level + 1] - borders[level]) * done)
+            yield column, edges[level], moment, steps, units[level] if column == last else None
+        first = last
+
+
+def _columns(splits: Sequence[float]) -> list[int]:
+    """Return the column of each split, different ones above 0, and the last column."""
+    last, columns = max(MOMENTS, len(splits) + 1), [0]
+    for place, share in enumerate(splits):
+        columns.append(min(max(round(last * share), columns[-1] + 1), last - len(splits) + place))
+    return [*columns[1:], last]
+
+
+def _node(text: Text, moment: int, steps: int, *, column: int, parent: int | None) -> KeptNode:
+    """Return the canvas of a text before step `moment` of `steps`."""
+    return KeptNode(
+        parent=parent,
+        step=column,
+        sigma=sum(step >= moment for step in text.steps) / len(text.steps),
+        picture=encode_picture(cells(text, moment, steps)[None]),
+        estimated=True,
+        text=canvas(text, moment),
+    )
 
 
 def canvas(text: Text, moment: int) -> str:
