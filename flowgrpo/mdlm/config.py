@@ -12,9 +12,9 @@ from flowgrpo.mdlm.decoding.network.block_attention import Attention
 from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.credit import Credit
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
-from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
+from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood, Trajectory
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
@@ -177,6 +177,17 @@ class TextAlgorithm(AlgorithmSection):
             )
         if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
             raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
+
+    @property
+    def trains_branches_once(self) -> bool:
+        """Return whether the tokens of a branch are trained on in its first answer only, with the weight of all.
+
+        This needs views that are the same in all answers of the branch, and a loss that is a sum over tokens.
+        """
+        likelihood, kl = self.likelihood, self.objective.kl
+        alike = isinstance(likelihood, Trajectory) and likelihood.shrink == 1
+        apart = isinstance(self.objective, TokenRatio) and (kl.beta == 0 or kl.level == "token")
+        return alike and apart and self.credit.by_branch
 
     @override
     def roots(self, group_size: int) -> int:

@@ -13,9 +13,8 @@ from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
-from flowgrpo.mdlm.methods.likelihoods.likelihood import Trajectory
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
@@ -242,12 +241,9 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
 
 
 def _branches(config: TextConfig, batch: Batch) -> Tensor | None:
-    """Return the branch (B, L) of each token, if the views of a branch are the same in all its completions; else None."""
-    algorithm, branches = config.algorithm, batch.branches
-    kl, likelihood = algorithm.objective.kl, algorithm.likelihood
-    apart = isinstance(algorithm.objective, TokenRatio) and (kl.beta == 0 or kl.level == "token")
-    alike = isinstance(likelihood, Trajectory) and likelihood.shrink == 1
-    if not (alike and apart and algorithm.credit.by_branch):
+    """Return the branch (B, L) of each token; None if branches are not trained on once."""
+    branches = batch.branches
+    if not config.algorithm.trains_branches_once:
         return None
     return branches.edge.gather(1, branches.level(batch.completions.rollout))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.decoding.rules.commit_rules import Ascending, Committer, Even, Remaining
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
+from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -36,7 +39,7 @@ from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 
-AXES = ("decoder", "schedule", "hints", "likelihood", "baseline", "objective", "aggregation")
+AXES = tuple(CHOICES)
 NO_END = -1  # an end token that no answer holds, so that answers have full length
 ANSWERS = 8  # answers whose random views are checked for overlaps
 
@@ -83,6 +86,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
         "geometry": {
             "groups": train.groups,
             "group_size": train.group_size,
+            "roots": algorithm.roots(train.group_size),
             "samples": samples,
             "updates": train.updates,
             "split": train.split,
@@ -278,16 +282,20 @@ def predict_cost(config: TextConfig) -> Cost:
     decoder = training_decoder(config)
     walk = count_decoder_steps(decoder)
     samples, local = train.groups * train.group_size, config.run.engine is None
+    share, share_fixed = _share(config, decoder, walk)
     # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
-    rollout = samples * (walk.evaluations if local else scores_engine(config, decoder) * walk.steps)
-    rollout_fixed = walk.fixed if local else rollout == 0
+    rollout = round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
+    rollout_fixed = walk.fixed and share_fixed if local else rollout == 0
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)
     old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
-    learning = trained * views * train.passes
-    update = learning * slopes + trained * views * mask_draws * (old + reference)
+    of_answers = trained * views
+    if algorithm.trains_branches_once:
+        of_answers, views_fixed = round(samples * share * views), views_fixed and share_fixed
+    learning = of_answers * train.passes
+    update = learning * slopes + of_answers * mask_draws * (old + reference)
     update_fixed = views_fixed and all_trained
     # With hints every answer may be sampled a second time, and the entropy of given tokens costs one evaluation each.
     if isinstance(algorithm.hints, Inpainting):
@@ -301,6 +309,23 @@ def predict_cost(config: TextConfig) -> Cost:
         update_fixed=update_fixed,
         views=views,
     )
+
+
+def _share(config: TextConfig, decoder: Decoder, walk: DecodingCost) -> tuple[Fraction, bool]:
+    """Return the share of an answer's steps that are its own in a tree, and whether it is exact, not an upper bound.
+
+    A step that n answers share counts 1 / n for each. Where scores or prompts decide when a branch splits, it is 1.
+    """
+    split, committer = config.algorithm.tree.branching(decoder), decoder.committer
+    if split is None:
+        return Fraction(1), True
+    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
+    of_block = committer.block_steps(decoder.frame)
+    if of_block is None or decoder.region.counted is not None:
+        return Fraction(1), False
+    borders = [0, *(block * of_block + step for block, step in split.places), walk.steps]
+    own = sum((last - first) * split.factor**level for level, (first, last) in enumerate(pairwise(borders)))
+    return Fraction(own, split.leaves * walk.steps), True
 
 
 def forwards(config: TextConfig) -> int:

@@ -1,0 +1,137 @@
+"""Training on text trees through the command's own door."""
+
+import copy
+import json
+
+import pytest
+import runs
+import torch
+from runs import metrics
+from safetensors.torch import load_file
+
+from flowgrpo.commands.runs import train as run
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm import trainer, update
+from flowgrpo.mdlm.planning.plan import plan, predict_cost
+from flowgrpo.training.reports.tree_store import TreeFolder
+
+TREE = {
+    "algorithm__preset": "cj_grpo",
+    "algorithm__tree": {"name": "branch", "factor": 2, "splits": [0.25, 0.5]},
+    "algorithm__credit": "nested",
+    "algorithm__baseline": "leave_one_out",
+    "eval__every": 16,
+    "eval__prompts": 1,
+    "eval__save": 0,
+}
+
+
+def weights(done):
+    return load_file(max((done.folder / "checkpoints").iterdir()) / "weights.safetensors")
+
+
+@pytest.mark.parametrize("credit", ["nested", "siblings", "depthwise", "terminal"])
+def test_trees_learn_from_their_reward(settings, credit):
+    chosen = {**TREE, "algorithm__credit": credit, "train__iterations": 12, "train__updates": 1, "train__ema": None}
+    rewards = [line["reward/mean"] for line in metrics(run.train_config(settings(**chosen)).folder)]
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"])
+def test_shared_tokens_are_evaluated_once_and_weigh_as_in_every_answer(settings, monkeypatch, aggregation):
+    chosen = {**TREE, "algorithm__aggregation": aggregation, "train__iterations": 1, "algorithm__baseline__drop_zero": True}
+    once = run.train_config(settings(run__name="once", **chosen))
+    monkeypatch.setattr(update, "_branches", lambda config, batch: None)
+    often = run.train_config(settings(run__name="often", **chosen))
+    (one,), (other,) = metrics(once.folder), metrics(often.folder)
+    assert one["cost/update_evaluations"] < 0.8 * other["cost/update_evaluations"]
+    assert one["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-4)
+    for name, tensor in weights(once).items():
+        torch.testing.assert_close(tensor, weights(often)[name], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm__likelihood": "one_step", "algorithm__credit": "terminal"}])
+def test_a_tree_costs_what_was_planned(settings, changes):
+    chosen = settings(**{**TREE, **changes, "train__iterations": 1, "train__updates": 1})
+    (line,) = metrics(run.train_config(chosen).folder)
+    cost = predict_cost(chosen)
+    assert cost.rollout == line["cost/rollout_evaluations"] < 32 * 4
+    assert cost.update == line["cost/update_evaluations"]
+    assert plan(chosen)["geometry"]["roots"] == 2
+
+
+def test_a_tree_that_was_stopped_goes_on_as_if_it_had_not_been(settings):
+    whole = run.train_config(settings(**TREE, run__name="whole", train__iterations=3))
+    chosen = {**TREE, "run__name": "parts"}
+    run.train_config(settings(**chosen, train__iterations=1))
+    parts = run.train_config(settings(**chosen, train__iterations=3, run__resume=True))
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(parts)[name])
+
+
+def test_two_processes_train_what_one_does(settings, tmp_path):
+    choices = {**TREE, "train__groups": 3, "train__updates": 1, "algorithm__objective__kl": {"beta": 0.1}}
+    one = metrics(run.train_config(settings(run__name="one", **choices)).folder)
+    words = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in choices.items()]
+    process = runs.background("train", str(tmp_path / "run.yaml"), *words, "run.processes=2", "run.name=two")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    for line, other in zip(one, metrics(tmp_path / "runs" / "two"), strict=True):
+        for key in ("reward/mean", "cost/model_evaluations", "cost/trained_edges"):
+            assert line[key] == other[key]
+        assert line["policy/grad_norm"] == pytest.approx(other["policy/grad_norm"], rel=1e-3)
+
+
+def test_a_branch_of_a_lost_answer_is_trained_by_the_others(settings, tmp_path, monkeypatch):
+    met = []
+    real = update.update_on
+
+    def update_on(config, policy, update_batch, batch, **options):
+        met.append(update_batch)
+        return real(config, policy, update_batch, batch, **options)
+
+    monkeypatch.setattr(trainer, "update_on", update_on)
+    (tmp_path / "some.py").write_text("def some(texts, prompts): return [None, *(len(set(t)) / 4 for t in texts[1:])]")
+    reward = [{"use": f"{tmp_path / 'some.py'}:some"}]
+    run.train_config(settings(**TREE, rewards=reward, train__iterations=1, train__updates=1))
+    (batch,) = met
+    lost = batch.weight[0] == 0
+    assert lost.any()
+    assert not lost.all()
+    assert not batch.answers.scored[0][lost].any()
+
+
+def test_kept_trees_share_the_canvases_of_a_branch(settings):
+    chosen = {**TREE, "run__trees": {"every": 1, "prompts": 1}, "train__iterations": 1}
+    done = run.train_config(settings(**chosen))
+    (tree,) = TreeFolder(done.folder).read()
+    leaves = [place for place, node in enumerate(tree.nodes) if not node.estimated]
+    assert len(leaves) == 8
+    assert sum(node.parent is None for node in tree.nodes) == 2
+    children = [sum(other.parent == place for other in tree.nodes) for place in range(len(tree.nodes))]
+    assert sorted(children)[-6:] == [2] * 6
+    assert all(tree.nodes[leaf].sigma == 0 for leaf in leaves)
+    credited = [node for node in tree.nodes if node.unit is not None]
+    assert len(credited) == 2 + 4 + 8
+    assert len({node.unit for node in credited}) == 14
+    assert all(node.advantage is not None and node.updated for node in credited)
+    assert (done.folder / "trees.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"algorithm__tree": "chain"}, "algorithm.credit: nested compares branches, take algorithm.tree=branch"),
+        ({"train__group_size": 6}, "train.group_size: 6 does not divide by the 4 leaves of a tree .*, take 4 or 8"),
+        ({"algorithm__objective": "sequence_ratio"}, "sequence_ratio moves whole .*; take token_ratio or prefix_ratio"),
+        ({"algorithm__baseline": "median"}, "algorithm.baseline: credit nested .* take leave_one_out or group_mean"),
+        ({"algorithm__tree__splits": [0.1]}, r"algorithm.tree.splits: \[0.1\] are not ascending places .* 4 steps, take"),
+        ({"algorithm__tree__splits": [1.5]}, "algorithm.tree.splits.0"),
+        ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
+        ({"algorithm__preset": "igpo"}, "algorithm.hints: they replace single answers, which a tree shares, take none"),
+        ({"algorithm__credit": {"group": 0, "siblings": 0}}, "algorithm.credit: nested compares nothing"),
+    ],
+)
+def test_what_does_not_fit_a_tree_is_refused(settings, overrides, sentence):
+    with pytest.raises(InputError, match=sentence):
+        settings(**{**copy.deepcopy(TREE), **overrides})
