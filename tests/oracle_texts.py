@@ -65,6 +65,7 @@ _TREE = {
     "algorithm.tree": {"name": "branch", "factor": 2, "splits": [0.4, 0.7]},
     "algorithm.baseline": {"name": "leave_one_out"},
 }
+_LATE = {"algorithm.tree": {"splits": [0.4, 0.7]}}  # a third of three steps is one of them
 _NESTED = {**_TREE, "algorithm.credit": "nested"}
 VARIANTS = (
     Variant("diffu_grpo", _drawn(0.9)),
@@ -83,6 +84,8 @@ VARIANTS = (
     Variant("cj_grpo", _ENTROPY, name="cj_grpo, entropy", changes=_DECODERS["entropy"]),
     Variant("cj_grpo", _ENTROPY, _PATH, name="cj_grpo, entropy, token_mean", changes=_TOKEN_MEAN),
     Variant("trace_rl", _LEFT, _PATH, name="trace_rl, left_to_right, unmerged", changes=_UNMERGED),
+    Variant("d_tree_rpo", _drawn(0.9), changes={"algorithm.tree": {"factor": 2}}),
+    *(Variant(name, _LEFT, changes=_LATE) for name in ("tempo", "spo_tree", "tree_po", "gigpo", "hgpo", "salt")),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, trees", changes=_TREE),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, nested", changes=_NESTED),
     Variant("bgpo", _drawn(1.0, "random"), name="bgpo, random, temperature 1", changes=_DECODERS["random"]),

@@ -167,6 +167,8 @@ class TextAlgorithm(AlgorithmSection):
             raise InputError("algorithm.tree: answers of one branch cannot have schedules of their own, take chain")
         if tree.name != "chain" and self.hints.name != "none":
             raise InputError("algorithm.hints: they replace single answers, which a tree shares, take none")
+        if self.likelihood.by_branch and tree.name == "chain":
+            raise InputError("algorithm.likelihood.shrink: chain has no branches, take a number or algorithm.tree=branch")
         if credit.by_branch and tree.name == "chain":
             raise InputError(f"algorithm.credit: {credit.name} compares branches, take algorithm.tree=branch")
         if credit.by_branch and not self.objective.by_token:
@@ -185,7 +187,7 @@ class TextAlgorithm(AlgorithmSection):
         This needs views that are the same in all answers of the branch, and a loss that is a sum over tokens.
         """
         likelihood, kl = self.likelihood, self.objective.kl
-        alike = isinstance(likelihood, Trajectory) and likelihood.shrink == 1
+        alike = isinstance(likelihood, Trajectory) and likelihood.shrink in (1, "branch")
         apart = isinstance(self.objective, TokenRatio) and (kl.beta == 0 or kl.level == "token")
         return alike and apart and self.credit.by_branch
 

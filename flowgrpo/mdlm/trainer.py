@@ -195,7 +195,7 @@ class TextMinibatches(Minibatches):
             wing.run.weights,
             batch,
             advantages=compared.advantages[unit],
-            weight=(weights[:, None] if unit.ndim == 2 else weights) * trained[unit],
+            weight=(weights[:, None] if unit.ndim == 2 else weights) * (compared.units.weight * trained)[unit],
             parts=torch.tensor([parts[group][index // leaves] for group, index in batch.members]),
             versions=wing.run.versions,
         )

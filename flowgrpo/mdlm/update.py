@@ -103,6 +103,8 @@ def update_batches(
     scored = scored_tokens(config, policy, batch)
     scored &= (weight if weight.ndim == 2 else weight[:, None]).to(scored.device) > 0
     branch = _branches(config, batch)
+    level = batch.branches.level(rollout).to(rollout.step_map)
+    steps = level.where(rollout.step_map != GIVEN, GIVEN) if likelihood.by_branch else rollout.step_map
     mask_draws = 1 if likelihood.fixed else train.passes
     kl = config.algorithm.objective.kl
     correction = None if batch.engine is None else batch.engine.correction
@@ -117,7 +119,7 @@ def update_batches(
                 attention_mask=rollout.attention_mask,
                 scored=scored,
                 addresses=[(config.run.seed, "views", batch.iteration, *member, number) for member in batch.members],
-                steps=rollout.step_map,
+                steps=steps,
                 block_size=policy.predictor.block_size,
             ).of(rows.to(scored.device))
             views = likelihood.views(answers)

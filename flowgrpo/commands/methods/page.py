@@ -59,16 +59,16 @@ def _flow_loop(stated: Mapping[str, Any]) -> list[str]:
 
 
 def _text_loop(stated: Mapping[str, Any]) -> list[str]:
-    blocks = stated.get("algorithm.decoder.region.block_length", "one block")
-    schedule = stated.get("train.schedule.name")
+    steps, blocks = (stated.get(f"algorithm.decoder.{key}") for key in ("steps", "region.block_length"))
+    schedule, rank = stated.get("train.schedule.name"), stated.get("model.lora.rank")
     return [
-        str(stated["model.length"]),
-        f"{stated['algorithm.decoder.steps']}, {blocks}",
+        str(stated.get("model.length", "-")),
+        "-" if steps is None else f"{steps}, {blocks or 'one block'}",
         _size(stated),
-        str(stated["train.passes"]),
-        str(stated["train.updates"]),
+        str(stated.get("train.passes", "-")),
+        str(stated.get("train.updates", "-")),
         _rate(stated) + (f", {schedule}" if schedule else ""),
-        "all" if "model.lora" in stated else f"LoRA {stated['model.lora.rank']}",
+        "all" if "model.lora" in stated else f"LoRA {rank}" if rank else "-",
     ]
 
 

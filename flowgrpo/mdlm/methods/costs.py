@@ -21,6 +21,13 @@ COSTS: dict[str, tuple[int, ...]] = {
     "spg": (256, 16),
     "trace_rl": (256, 32),
     "co_grpo": (256, 256),
+    "d_tree_rpo": (160, 20),
+    "tempo": (176, 176),
+    "spo_tree": (176, 176),
+    "tree_po": (176, 176),
+    "gigpo": (176, 176),
+    "hgpo": (176, 176),
+    "salt": (176, 176),
 }
 
 GAINED = "gain of accuracy of `digits` for 20,000 evaluations"

@@ -7,6 +7,7 @@ branch is the mean reward of the answers that share it.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -67,15 +68,22 @@ class Siblings(Credit):
     """
 
     name: Literal["siblings"] = "siblings"
+    weights: Literal["answers", "branches"] = "answers"
+    """answers: a branch weighs as much as its answers do, which is the gradient of the mean reward; branches: all branches
+    weigh alike (d-TreeRPO)."""
 
     @override
     def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
         paths, edges = branches.paths, branches.paths.edges
         values = subtree_means(paths, rewards)[edges]
         states = [(-1, -1) if paths.step[i] == 1 else (paths.root[i], paths.parent[i] or 0) for i in edges]
-        return edge_units(
-            paths, edges, values, [(paths.group[i], *state) for i, state in zip(edges, states, strict=True)]
-        )
+        compared = [(paths.group[i], *state) for i, state in zip(edges, states, strict=True)]
+        units = edge_units(paths, edges, values, compared)
+        if self.weights == "answers":
+            return units
+        answers = branches.edge.new_zeros(len(paths.parent)).index_add(0, branches.edge.flatten(), torch.ones_like(branches.edge).flatten())
+        own = answers[edges].double()
+        return replace(units, weight=own.mean() / own)
 
 
 class Depthwise(Credit):

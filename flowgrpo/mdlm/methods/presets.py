@@ -2,6 +2,7 @@
 
 To add a method, add a row. Numbers of the loop (passes, groups, learning rate) and sizes (length, steps, blocks) depend on
 the model and are not part of a row. `PUBLISHED` has those of the released code, as overrides; `flowgrpo plan` shows them.
+Rows of trees are in `tree_presets`.
 
 The comment above each row names its source and numbers its departures from the source's code ("there"). All rows share
 departures 1 and 2 of the loop (see `mdlm.trainer`), and a third: a token is drawn by one number in [0, 1) and the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flowgrpo.mdlm.methods import tree_presets
 from flowgrpo.schema.preset_overrides import PresetRow
 
 Options = dict[str, Any]
@@ -33,25 +35,23 @@ def _row(
     aggregation: str,
     baseline: Options,
     decoder: str | Options = "low_confidence",
-    tree: Options | None = None,
     schedule: Options | None = None,
     hints: Options | None = None,
-    credit: Options | None = None,
 ) -> PresetRow:
     return {
         "decoder": {"name": decoder} if isinstance(decoder, str) else decoder,
-        "tree": tree or {"name": "chain"},
+        "tree": {"name": "chain"},
         "schedule": schedule or {"name": "none"},
         "hints": hints or {"name": "none"},
         "likelihood": likelihood,
-        "credit": credit or {"name": "terminal"},
+        "credit": {"name": "terminal"},
         "baseline": baseline,
         "objective": objective,
         "aggregation": {"name": aggregation},
     }
 
 
-PRESETS: dict[str, PresetRow] = {
+_ROWS: dict[str, PresetRow] = {
     # diffu-GRPO (d1): arXiv 2504.12216 and dllm-reasoning/d1. Only the common departures.
     "diffu_grpo": _row(
         {"name": "one_step", "prompt_rate": 0.15},
@@ -169,6 +169,8 @@ PRESETS: dict[str, PresetRow] = {
     ),
 }
 
+PRESETS: dict[str, PresetRow] = {**_ROWS, **tree_presets.PRESETS}
+
 _ALL_WEIGHTS = {"model.lora": None, "train.ema": None, "train.updates": 1}
 _ADAM = {"train.optimizer.betas": [0.9, 0.99], "train.optimizer.weight_decay": 0.1, "train.max_grad_norm": 0.2}
 _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the code of many methods started from it
@@ -245,4 +247,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.max_grad_norm": 1.0,
     },
     "co_grpo": {},  # its code was not at hand
+    **tree_presets.PUBLISHED,
 }

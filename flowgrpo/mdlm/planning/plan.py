@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -282,7 +282,7 @@ def predict_cost(config: TextConfig) -> Cost:
     decoder = training_decoder(config)
     walk = count_decoder_steps(decoder)
     samples, local = train.groups * train.group_size, config.run.engine is None
-    share, share_fixed = _share(config, decoder, walk)
+    share, share_fixed = _share(config, decoder, walk.steps)
     # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
     rollout = round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
     rollout_fixed = walk.fixed and share_fixed if local else rollout == 0
@@ -293,6 +293,7 @@ def predict_cost(config: TextConfig) -> Cost:
     mask_draws = 1 if likelihood.fixed else train.passes
     of_answers = trained * views
     if algorithm.trains_branches_once:
+        share, share_fixed = _share(config, decoder, views)
         of_answers, views_fixed = round(samples * share * views), views_fixed and share_fixed
     learning = of_answers * train.passes
     update = learning * slopes + of_answers * mask_draws * (old + reference)
@@ -311,7 +312,7 @@ def predict_cost(config: TextConfig) -> Cost:
     )
 
 
-def _share(config: TextConfig, decoder: Decoder, walk: DecodingCost) -> tuple[Fraction, bool]:
+def _share(config: TextConfig, decoder: Decoder, steps: int) -> tuple[Fraction, bool]:
     """Return the share of an answer's steps that are its own in a tree, and whether it is exact, not an upper bound.
 
     A step that n answers share counts 1 / n for each. Where scores or prompts decide when a branch splits, it is 1.
@@ -321,11 +322,14 @@ def _share(config: TextConfig, decoder: Decoder, walk: DecodingCost) -> tuple[Fr
         return Fraction(1), True
     assert isinstance(committer, Committer), "every committer of the tables is a Committer"
     of_block = committer.block_steps(decoder.frame)
-    if of_block is None or decoder.region.counted is not None:
+    if steps == len(split.places) + 1:  # one step a branch
+        borders = list(range(steps + 1))
+    elif of_block is None or decoder.region.counted is not None:
         return Fraction(1), False
-    borders = [0, *(block * of_block + step for block, step in split.places), walk.steps]
+    else:
+        borders = [0, *(block * of_block + step for block, step in split.places), steps]
     own = sum((last - first) * split.factor**level for level, (first, last) in enumerate(pairwise(borders)))
-    return Fraction(own, split.leaves * walk.steps), True
+    return Fraction(own, split.leaves * steps), True
 
 
 def forwards(config: TextConfig) -> int:
@@ -350,6 +354,8 @@ def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
     """Return the number of views of an answer, evaluations of a view for its gradient (1 or 2), and if both are exact."""
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
+    if likelihood.by_branch:
+        walk = replace(walk, commits=len(config.algorithm.tree.splits) + 1)
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
     together = config.train.part_rows // config.run.shards if objective.couples else 1  # answers of a backward pass

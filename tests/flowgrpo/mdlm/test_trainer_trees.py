@@ -129,7 +129,7 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
         ({"algorithm__tree__splits": [1.5]}, "algorithm.tree.splits.0"),
         ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
         ({"algorithm__preset": "igpo"}, "algorithm.hints: they replace single answers, which a tree shares, take none"),
-        ({"algorithm__credit": {"group": 0, "siblings": 0}}, "algorithm.credit: nested compares nothing"),
+        ({"algorithm__credit": {"name": "nested", "group": 0, "siblings": 0}}, "algorithm.credit: nested compares nothing"),
     ],
 )
 def test_what_does_not_fit_a_tree_is_refused(settings, overrides, sentence):

@@ -25,7 +25,8 @@ class Answers:
     # Address of each row's random masks (see `samplers.noise`). The policy, the old policy and the reference must use the
     # same addresses; then they get the same masks in any batch.
     addresses: Sequence[tuple[Address, ...]]
-    steps: Tensor | None = None  # (B, L) int64 step that committed each token, -1 for given ones; None if unknown
+    # (B, L) int64 step that committed each token, or the number of splits before it; -1 for given ones; None if unknown
+    steps: Tensor | None = None
     # Tokens of a block in a block-causal model; None for full attention. Such a model predicts each block from the
     # finished earlier blocks, even if a view hides some of their tokens.
     block_size: int | None = None

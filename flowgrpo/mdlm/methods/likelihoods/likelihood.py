@@ -49,6 +49,11 @@ class Likelihood(Choice):
         """True if the views are the same in every pass."""
         return False
 
+    @property
+    def by_branch(self) -> bool:
+        """True if the steps of answers are the branches of their tree (see `Answers.steps`)."""
+        return False
+
     def recorded(self, decoder: Decoder) -> bool:
         """Return whether the views give the log-probabilities that the decoder recorded (same canvases and distribution)."""
         return False
@@ -308,13 +313,19 @@ class Trajectory(Likelihood):
     """Each token on the canvas on which the decoder committed it (CJ-GRPO)."""
 
     name: Literal["trajectory"] = "trajectory"
-    shrink: Count = 1
-    """Number of consecutive decoder steps that are merged into one (TraceRL)."""
+    shrink: Count | Literal["branch"] = 1
+    """Number of consecutive decoder steps that are merged into one (TraceRL); branch: all between two splits of a tree
+    (d-TreeRPO, arXiv 2512.09675)."""
 
     @property
     @override
     def fixed(self) -> bool:
         return True
+
+    @property
+    @override
+    def by_branch(self) -> bool:
+        return self.shrink == "branch"
 
     @override
     def recorded(self, decoder: Decoder) -> bool:
@@ -322,7 +333,7 @@ class Trajectory(Likelihood):
 
     @override
     def views(self, answers: Answers) -> Views:
-        return trajectory(answers, self.shrink)
+        return trajectory(answers, 1 if self.by_branch else int(self.shrink))
 
 
 def blocks(answers: Answers, size: int = 32, draws: int = 2, prompt_rate: float = 0.15) -> Views:
