@@ -86,7 +86,7 @@ VARIANTS = (
     Variant("trace_rl", _LEFT, _PATH, name="trace_rl, left_to_right, unmerged", changes=_UNMERGED),
     Variant("d_tree_rpo", _drawn(0.9), changes={"algorithm.tree": {"factor": 2}}),
     *(Variant(name, _LEFT, changes=_LATE) for name in ("tempo", "spo_tree", "tree_po", "gigpo", "hgpo", "salt")),
-    Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, trees", changes=_TREE),
+    Variant("cj_grpo", _drawn(1.0, "random"), name="cj_grpo, random, trees", changes=_TREE),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, nested", changes=_NESTED),
     Variant("bgpo", _drawn(1.0, "random"), name="bgpo, random, temperature 1", changes=_DECODERS["random"]),
 )

@@ -168,7 +168,9 @@ class TextAlgorithm(AlgorithmSection):
         if tree.name != "chain" and self.hints.name != "none":
             raise InputError("algorithm.hints: they replace single answers, which a tree shares, take none")
         if self.likelihood.by_branch and tree.name == "chain":
-            raise InputError("algorithm.likelihood.shrink: chain has no branches, take a number or algorithm.tree=branch")
+            raise InputError(
+                "algorithm.likelihood.shrink: chain has no branches, take a number or algorithm.tree=branch"
+            )
         if credit.by_branch and tree.name == "chain":
             raise InputError(f"algorithm.credit: {credit.name} compares branches, take algorithm.tree=branch")
         if credit.by_branch and not self.objective.by_token:

@@ -186,7 +186,10 @@ class TextMinibatches(Minibatches):
         if self._steps:
             return
         wing, batch, compared = self._wing, self._batch, self._compared
-        parts, leaves = assign_minibatches(wing.config, batch.groups, batch.iteration), wing.config.algorithm.tree.leaves
+        parts, leaves = (
+            assign_minibatches(wing.config, batch.groups, batch.iteration),
+            wing.config.algorithm.tree.leaves,
+        )
         trained, weights = compared.trained & compared.units.values.isfinite().any(1), batch.groups.weights[batch.group]
         unit = wing.config.algorithm.credit.of_tokens(compared.units, batch.branches, batch.completions.rollout)
         self._steps = update_batches(

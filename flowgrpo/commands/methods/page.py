@@ -59,16 +59,16 @@ def _flow_loop(stated: Mapping[str, Any]) -> list[str]:
 
 
 def _text_loop(stated: Mapping[str, Any]) -> list[str]:
-    steps, blocks = (stated.get(f"algorithm.decoder.{key}") for key in ("steps", "region.block_length"))
-    schedule, rank = stated.get("train.schedule.name"), stated.get("model.lora.rank")
+    blocks = stated.get("algorithm.decoder.region.block_length", "one block")
+    schedule = stated.get("train.schedule.name")
     return [
-        str(stated.get("model.length", "-")),
-        "-" if steps is None else f"{steps}, {blocks or 'one block'}",
+        str(stated["model.length"]),
+        f"{stated['algorithm.decoder.steps']}, {blocks}",
         _size(stated),
-        str(stated.get("train.passes", "-")),
-        str(stated.get("train.updates", "-")),
+        str(stated["train.passes"]),
+        str(stated["train.updates"]),
         _rate(stated) + (f", {schedule}" if schedule else ""),
-        "all" if "model.lora" in stated else f"LoRA {rank}" if rank else "-",
+        "all" if "model.lora" in stated else f"LoRA {stated['model.lora.rank']}",
     ]
 
 

@@ -48,7 +48,7 @@ def place_splits(decoder: Decoder, factor: int, shares: Sequence[float], place: 
     of_block = committer.block_steps(frame)
     parts, unit = (blocks, "blocks") if of_block is None else (frame.steps, "steps")
     at = [round(share * parts) for share in shares]
-    if at != sorted({*at}) or not 0 < at[0] or at[-1] >= parts:
+    if at != sorted({*at}) or not at[0] > 0 or at[-1] >= parts:
         nearest = f", take {' or '.join(f'{k / parts:g}' for k in sorted({1, parts // 2, parts - 1}))}" * (parts > 1)
         raise InputError(f"{place}: {list(shares)} are not ascending places inside a decode of {parts} {unit}{nearest}")
     if of_block is None:

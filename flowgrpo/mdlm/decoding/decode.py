@@ -19,7 +19,6 @@ from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
-from samplers.batches import batched
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.network import kv_cache

@@ -81,7 +81,9 @@ class Siblings(Credit):
         units = edge_units(paths, edges, values, compared)
         if self.weights == "answers":
             return units
-        answers = branches.edge.new_zeros(len(paths.parent)).index_add(0, branches.edge.flatten(), torch.ones_like(branches.edge).flatten())
+        answers = branches.edge.new_zeros(len(paths.parent)).index_add(
+            0, branches.edge.flatten(), torch.ones_like(branches.edge).flatten()
+        )
         own = answers[edges].double()
         return replace(units, weight=own.mean() / own)
 
@@ -91,7 +93,7 @@ class Depthwise(Credit):
 
     name: Literal["depthwise"] = "depthwise"
     weights: Literal["uniform", "path"] = "uniform"
-    """Weights of the answers in a branch's value: uniform, or path, softmax of beta times the log-probability of the rest."""
+    """Weights of the answers in a branch's value: uniform, or path, softmax of beta times log p of the rest."""
     beta: float = Field(1.0, ge=0)
     """Sharpness of path weights."""
 

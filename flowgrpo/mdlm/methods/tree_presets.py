@@ -58,7 +58,7 @@ PRESETS: dict[str, PresetRow] = {
     # 1. The first term is a branch's value, not its answer's reward; the sum over its answers is the same.
     # 2. The standard deviation is that of the values of all branches; there of the answers' rewards.
     "tempo": _row({"name": "nested", "group": 1.0, "siblings": 1.0}, {**_STD, "scale": 2.0}),
-    # SPO-tree: arXiv 2505.23564 and AIFrameResearch/SPO.
+    # SPO-tree: arXiv 2505.23564 and AIFrameResearch/SPO, where trees are of 6 x 6 x 6 answers.
     # 1. All tokens are trained on; there only those of a probability below 0.9.
     "spo_tree": _row({"name": "siblings"}, {**_MEAN, "drop_zero": True}),
     # TreePO: arXiv 2508.17445 and its code: a mean over levels, divided by the standard deviation of the batch.
@@ -85,18 +85,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model.quantise": "nf4",
         "algorithm.decoder.steps": 128,
         "algorithm.decoder.region.block_length": 32,
+        "train.groups": 4,  # of a device
         "train.group_size": 16,
         "train.passes": 12,
+        "train.updates": 1,
         "train.learning_rate": 3e-5,
         "train.ema": None,
         "train.optimizer.betas": [0.9, 0.99],
         "train.optimizer.weight_decay": 0.1,
         "train.max_grad_norm": 0.2,
     },
-    "tempo": {},  # its code is not public
-    "spo_tree": {"algorithm.tree.factor": 6, "algorithm.tree.splits": [0.333, 0.667], "train.group_size": 216},
-    "tree_po": {},  # its numbers are for answers of 7,168 tokens in segments of 512
-    "gigpo": {"train.group_size": 8, "train.learning_rate": 1e-6},
-    "hgpo": {},  # its code was not read
-    "salt": {},  # its code is not public
+    # The sources' numbers of the others are of models that write from left to right.
+    **{name: {} for name in ("tempo", "spo_tree", "tree_po", "gigpo", "hgpo", "salt")},
 }

@@ -92,9 +92,9 @@ class Branch(Shape):
 
 @dataclass(frozen=True)
 class Branches:
-    """The branches of some answers. A branch has the tokens that were committed between two splits; it is an edge of `paths`.
+    """The branches of some answers; the answers of a tree are consecutive.
 
-    The answers of a tree are consecutive.
+    A branch has the tokens that were committed between two splits. It is an edge of `paths`.
     """
 
     paths: TreePaths  # its trajectories are the answers

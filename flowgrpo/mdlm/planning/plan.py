@@ -284,7 +284,9 @@ def predict_cost(config: TextConfig) -> Cost:
     samples, local = train.groups * train.group_size, config.run.engine is None
     share, share_fixed = _share(config, decoder, walk.steps)
     # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
-    rollout = round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
+    rollout = (
+        round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
+    )
     rollout_fixed = walk.fixed and share_fixed if local else rollout == 0
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)

@@ -106,9 +106,9 @@ def rollout(
 ) -> Batch:
     """Decode and score a completion of each row, and give hints to groups without a success.
 
-    With hints, all rows of a group must be on this process, with trees all rows of a tree. `members` (B,) are the group of each row and its index in the
-    group, in the order of groups. `rolled` are completions of an engine, in place of the policy's. For `assignment` and
-    `gather` see `score_pieces`.
+    With hints, all rows of a group must be on this process, with trees all rows of a tree. `members` (B,) are the group of
+    each row and its index in the group, in the order of groups. `rolled` are completions of an engine, in place of the
+    policy's. For `assignment` and `gather` see `score_pieces`.
     """
     seeds, tree = [(config.run.seed, "answer", iteration, *member) for member in members], config.algorithm.tree
     actions = None if schedule is None else schedule.draw(seeds)

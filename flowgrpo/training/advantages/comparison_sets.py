@@ -107,7 +107,7 @@ def nested_leave_one_out(
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
 
     def share(others: Tensor) -> Tensor:
-        """Return the deviation from the mean of the others over that from the mean of all (U,), for `others` (U,) of a set."""
+        """Return the factor (U,) from the deviation from the mean of all to that from the mean of the others."""
         left = 1 - nested.alike * (kin - 1).clamp(min=0) / others.clamp(min=1)
         return (others + 1) / (others.clamp(min=1) * left)
 
@@ -120,16 +120,14 @@ def nested_mean(
 ) -> Tensor:
     """Return advantages (U,) as `nested_leave_one_out` does, with means that include the unit itself.
 
-    GiGPO (arXiv 2505.10978) and TEMPO (2509.18314, *reconstructed*) add deviations of this kind, HGPO (2602.22817) and TreePO
-    (2508.17445) take their weighted mean.
+    GiGPO (arXiv 2505.10978) and TEMPO (2509.18314, *reconstructed*) add deviations of this kind, HGPO (2602.22817) and
+    TreePO (2508.17445) take their weighted mean.
     """
     deviation = _over_levels(values, comparison, nested, torch.ones_like)
     return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
 
 
-def _over_levels(
-    values: Tensor, comparison: Tensor, nested: NestedSets, factor: Callable[[Tensor], Tensor]
-) -> Tensor:
+def _over_levels(values: Tensor, comparison: Tensor, nested: NestedSets, factor: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the weighted mean (U,) over levels of the deviation from the set's mean times `factor` of the others' number.
 
     A level without another known unit is skipped; 0 for a unit that is alone at all levels.

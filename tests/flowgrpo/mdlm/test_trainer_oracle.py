@@ -16,7 +16,13 @@ from flowgrpo.mdlm.trainer import TextWing
 
 NAMED = {each.name or each.preset: each for each in VARIANTS}
 DEFINED = [name for name, each in NAMED.items() if each.own is not None]
-EXACT = ["just_grpo", "cj_grpo, random", "cj_grpo, entropy, token_mean", "trace_rl, left_to_right, unmerged"]
+EXACT = [
+    "just_grpo",
+    "cj_grpo, random",
+    "cj_grpo, random, nested",
+    "cj_grpo, entropy, token_mean",
+    "trace_rl, left_to_right, unmerged",
+]
 ORDERS = ("confidence", "gumbel", "entropy", "random", "left_to_right")
 
 

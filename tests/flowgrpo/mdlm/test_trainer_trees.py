@@ -39,7 +39,12 @@ def test_trees_learn_from_their_reward(settings, credit):
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"])
 def test_shared_tokens_are_evaluated_once_and_weigh_as_in_every_answer(settings, monkeypatch, aggregation):
-    chosen = {**TREE, "algorithm__aggregation": aggregation, "train__iterations": 1, "algorithm__baseline__drop_zero": True}
+    chosen = {
+        **TREE,
+        "algorithm__aggregation": aggregation,
+        "train__iterations": 1,
+        "algorithm__baseline__drop_zero": True,
+    }
     once = run.train_config(settings(run__name="once", **chosen))
     monkeypatch.setattr(update, "_branches", lambda config, batch: None)
     often = run.train_config(settings(run__name="often", **chosen))
@@ -125,11 +130,17 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
         ({"train__group_size": 6}, "train.group_size: 6 does not divide by the 4 leaves of a tree .*, take 4 or 8"),
         ({"algorithm__objective": "sequence_ratio"}, "sequence_ratio moves whole .*; take token_ratio or prefix_ratio"),
         ({"algorithm__baseline": "median"}, "algorithm.baseline: credit nested .* take leave_one_out or group_mean"),
-        ({"algorithm__tree__splits": [0.1]}, r"algorithm.tree.splits: \[0.1\] are not ascending places .* 4 steps, take"),
+        (
+            {"algorithm__tree__splits": [0.1]},
+            r"algorithm.tree.splits: \[0.1\] are not ascending places .* 4 steps, take",
+        ),
         ({"algorithm__tree__splits": [1.5]}, "algorithm.tree.splits.0"),
         ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
         ({"algorithm__preset": "igpo"}, "algorithm.hints: they replace single answers, which a tree shares, take none"),
-        ({"algorithm__credit": {"name": "nested", "group": 0, "siblings": 0}}, "algorithm.credit: nested compares nothing"),
+        (
+            {"algorithm__credit": {"name": "nested", "group": 0, "siblings": 0}},
+            "algorithm.credit: nested compares nothing",
+        ),
     ],
 )
 def test_what_does_not_fit_a_tree_is_refused(settings, overrides, sentence):

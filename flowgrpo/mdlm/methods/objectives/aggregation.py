@@ -4,7 +4,8 @@ An answer's weight is the sum of its tokens' weights. Weights belong to one opti
 once, then cut them into micro-batches. `reduce` sums a tensor over the processes. Weights sum to 1 over all processes,
 except those of `fixed_length`.
 
-All functions take `scored` (B, L) bool, `advantage` (B,) of answers or (B, L) of tokens, and `step` (B, L) int64, the step of each token (`Views.first`).
+All functions take `scored` (B, L) bool, `advantage` (B,) of answers or (B, L) of tokens, and `step` (B, L) int64, the step
+of each token (`Views.first`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_a_place_is_where_the_word_or_the_preset_is_written(printed):
     [
         ("cps", "samplers/kernels.py"),  # not the options' file
         ("twigs", "samplers/plans.py"),
-        ("siblings", "flowgrpo/flow/methods/credit/rules.py"),
+        ("step_gain", "flowgrpo/flow/methods/credit/rules.py"),
         ("step_mean", "flowgrpo/mdlm/methods/objectives/aggregation.py"),
     ],
 )
@@ -68,7 +68,10 @@ def test_a_word_of_both_wings_is_described_twice(printed):
         "likelihood: which masked views estimate an answer's log-probability? (masked-diffusion language models)"
         in told
     )
-    assert "shrink (1): Number of consecutive decoder steps that are merged into one (TraceRL)." in told
+    assert (
+        "shrink (1): Number of consecutive decoder steps that are merged into one (TraceRL); branch: all between two"
+        in told
+    )
 
 
 def test_an_option_without_a_default_is_required(printed):

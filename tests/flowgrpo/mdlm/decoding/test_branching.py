@@ -88,7 +88,9 @@ def test_a_block_begins_with_the_masks_it_had_although_it_split(predictor):
     assert count == [[3, 3, 2]] * 16
 
 
-@pytest.mark.parametrize(("splits", "nearest"), [([0.01], "take 0.125 or 0.5 or 0.875"), ([0.5, 0.5], ""), ([0.6, 0.2], "")])
+@pytest.mark.parametrize(
+    ("splits", "nearest"), [([0.01], "take 0.125 or 0.5 or 0.875"), ([0.5, 0.5], ""), ([0.6, 0.2], "")]
+)
 def test_splits_that_are_no_places_are_refused(splits, nearest):
     with pytest.raises(InputError, match=f"splits: .* are not ascending places inside a decode of 8 steps.*{nearest}"):
         place_splits(decoder("random"), 2, splits, "splits")

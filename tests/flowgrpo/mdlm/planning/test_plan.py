@@ -177,7 +177,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown
-    assert ("published" in shown) == (preset not in ("diffu_grpo_fast", "co_grpo"))
+    assert ("published" in shown) == bool(PUBLISHED[preset])
     assert ("at most" in shown) == (True in planned["at_most"].values())
     assert not (tmp_path / "runs").exists()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
-from flowgrpo.training.advantages.baseline import GroupMean, Median, leave_one_out
+from flowgrpo.training.advantages.baseline import Median, leave_one_out
 from flowgrpo.training.advantages.comparison_sets import NestedSets, nested_leave_one_out
 
 VALUES = torch.tensor([1.0, 4.0, 10.0, 3.0], dtype=torch.float64)
