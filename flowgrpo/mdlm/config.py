@@ -173,14 +173,29 @@ class TextAlgorithm(AlgorithmSection):
             )
         if credit.by_branch and tree.name == "chain":
             raise InputError(f"algorithm.credit: {credit.name} compares branches, take algorithm.tree=branch")
-        if credit.by_branch and not self.objective.by_token:
+        if credit.name == "step_gain":
+            self._check_drafts()
+        if credit.by_token and not self.objective.by_token:
             fitting = [name for name, kind in OBJECTIVES.items() if kind.by_token]
             raise InputError(
-                f"algorithm.objective: {self.objective.name} moves whole answers, {credit.name} credits their branches; "
+                f"algorithm.objective: {self.objective.name} moves whole answers, {credit.name} credits parts of them; "
                 f"take {' or '.join(fitting)}"
             )
         if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
             raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
+
+    def _check_drafts(self) -> None:
+        """Raise InputError for settings by which the model does not predict whole answers, or not one answer at a time."""
+        if self.tree.name != "chain":
+            raise InputError(
+                "algorithm.credit: step_gain credits the steps of single answers, take algorithm.tree=chain"
+            )
+        if self.hints.name != "none":
+            raise InputError("algorithm.hints: step_gain credits steps that given tokens would skip, take none")
+        if self.schedule.name != "none":
+            raise InputError("algorithm.schedule: actions take an answer's advantage, step_gain gives none; take none")
+        if self.decoder.cache is not None:
+            raise InputError("algorithm.decoder.cache: step_gain reads the prediction of the whole answer, take null")
 
     @property
     def trains_branches_once(self) -> bool:

@@ -113,6 +113,7 @@ class TextPolicy:
         *,
         fixed: Tensor | None = None,
         branching: Branching | None = None,
+        drafts: bool = False,
     ) -> Completions:
         """Complete prompts; the arguments are those of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
@@ -125,6 +126,7 @@ class TextPolicy:
             fixed=fixed,
             micro_batch=micro_batch,
             branching=branching,
+            drafts=drafts,
         )
         return Completions(rollout, self.texts(rollout.completion))
 

@@ -33,6 +33,7 @@ import torch
 from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
@@ -55,6 +56,7 @@ from flowgrpo.training.state import RunState
 from flowgrpo.training.weights.optimizer_step import UpdateStats
 from flowgrpo.training.weights.trained_weights import Weights
 from flowgrpo.training.wing import Compared, KeptGraphs, Minibatches, Wing
+from rewards import Reward
 
 
 class Engine(Protocol):
@@ -77,6 +79,8 @@ class TextWing(Wing):
         self.run, self.schedule, self.engine = run, schedule, engine
         self.policy: TextPolicy = run.policy
         self.kept_graphs = KeptGraphs()
+        if self.config.algorithm.credit.name == "step_gain":
+            _check_drafts(run.rewards, self.policy)
         self.decoder, self.eval_decoder = (
             decoder.build(self.policy.length, self.policy.eos_id, place, predictor=self.policy.predictor)
             for decoder, place in (
@@ -130,8 +134,7 @@ class TextWing(Wing):
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        values = self.run.combination.columns(batch.scores.values)
-        return self.config.algorithm.credit.units(batch.branches, values, batch.completions.rollout)
+        return self.config.algorithm.credit.units(batch.earned(self.run.combination))
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
@@ -191,7 +194,7 @@ class TextMinibatches(Minibatches):
             wing.config.algorithm.tree.leaves,
         )
         trained, weights = compared.trained & compared.units.values.isfinite().any(1), batch.groups.weights[batch.group]
-        unit = wing.config.algorithm.credit.of_tokens(compared.units, batch.branches, batch.completions.rollout)
+        unit = wing.config.algorithm.credit.of_tokens(compared.units, batch.earned(wing.run.combination))
         self._steps = update_batches(
             wing.config,
             wing.policy,
@@ -250,6 +253,17 @@ def text_loop(
     """Return the training loop; `schedule` and `engine` are those of `TextWing`, `options` those of `RunState`."""
     run = RunState(config, policy, weights, parameter_groups=_parameter_groups(config, weights, schedule), **options)
     return build_loop(run, TextWing(run, schedule=schedule, engine=engine))
+
+
+def _check_drafts(rewards: Sequence[Reward], policy: TextPolicy) -> None:
+    """Raise InputError if the predictions of single steps cannot be made or scored, as the credit step_gain needs."""
+    if policy.predictor.block_size is not None:
+        raise InputError(
+            "algorithm.credit: step_gain needs predictions of whole answers, no block of this model sees later ones"
+        )
+    for reward in rewards:
+        if reward.group_wise:
+            raise InputError(f"algorithm.credit: step_gain scores single predictions, {reward.name} compares a group")
 
 
 def _parameter_groups(

@@ -102,6 +102,9 @@ class Rollout:
     nfe: Tensor
     steps: Tensor  # (B,) steps of each row
     branched: Tensor  # (B, S) steps that each row had taken at each split of its tree; S = 0 without trees
+    # (B, T, L) int32 completion that the model held likeliest before each step, behind the tokens committed by then; T = 0
+    # unless asked for
+    drafts: Tensor
 
     @property
     def completion(self) -> Tensor:
@@ -130,6 +133,7 @@ def decode(
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
     branching: Branching | None = None,
+    drafts: bool = False,
 ) -> Rollout:
     """Complete prompts; a row depends on its own prompt and seed only, up to rounding.
 
@@ -141,6 +145,7 @@ def decode(
         fixed: (B, L) given tokens, and the mask token elsewhere (see `flowgrpo.mdlm.methods.hints`).
         micro_batch: largest number of rows to decode together.
         branching: every `branching.leaves` rows in turn are the leaves of a tree, and have one prompt.
+        drafts: record what the model predicts at each step. No cache, and no block-causal model.
 
     Raises:
         InputError: shapes do not fit, the model does not support the decoder, or the decoder was built for a model with
@@ -157,8 +162,10 @@ def decode(
     branching = branching or Branching(1, ())
     if len(ids) % branching.leaves:
         raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
-    draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
-    canvases, number = _Canvases.empty(ids, mask, prompt.shape[1]), torch.arange(len(ids), device=ids.device)
+    width = decoder.region.length
+    draws = None if seeds is None else Draws(seeds, width, ids.device)
+    canvases = _Canvases.empty(ids, mask, prompt.shape[1], most_drafts=max(decoder.frame.steps, width) if drafts else 0)
+    number = torch.arange(len(ids), device=ids.device)
     branched: list[Tensor] = []
     with torch.no_grad():
         for level, span in enumerate(pairwise((START, *branching.places, END))):
@@ -178,6 +185,7 @@ def decode(
         nfe=canvases.steps * (2 if decoder.guided else 1),
         steps=canvases.steps,
         branched=torch.stack(branched, 1) if branched else ids.new_zeros(len(ids), 0),
+        drafts=canvases.drafts,
     )
 
 
@@ -190,12 +198,19 @@ class _Canvases:
     step_map: Tensor
     commit_logp: Tensor
     steps: Tensor
+    drafts: Tensor
 
     @classmethod
-    def empty(cls, ids: Tensor, mask: Tensor, prompt: int) -> _Canvases:
+    def empty(cls, ids: Tensor, mask: Tensor, prompt: int, most_drafts: int) -> _Canvases:
         completion = ids[:, prompt:]
-        logp = torch.zeros(completion.shape, dtype=torch.float64, device=ids.device)
-        return cls(ids, mask, torch.full_like(completion, GIVEN), logp, ids.new_zeros(len(ids)))
+        return cls(
+            ids=ids,
+            mask=mask,
+            step_map=torch.full_like(completion, GIVEN),
+            commit_logp=torch.zeros(completion.shape, dtype=torch.float64, device=ids.device),
+            steps=ids.new_zeros(len(ids)),
+            drafts=ids.new_zeros(len(ids), most_drafts, completion.shape[1], dtype=torch.int32),
+        )
 
     def of(self, rows: Tensor) -> _Canvases:
         """Return copies of some rows."""
@@ -256,7 +271,10 @@ def _fill(
                 prompt=prompt,
                 draws=draws,
             )
-            proposed, committed = _step(predictor, decoder, step, cache)
+            drafts = canvases.drafts.shape[1] > 0
+            proposed, committed, draft = _step(predictor, decoder, step, cache, drafts=drafts)
+            if drafts:
+                canvases.drafts[row, steps[row]] = draft.int()
             chosen = committed[step.place].nonzero()[:, 0]
             at = row[step.owner[chosen]], step.position[chosen]
             masked[row] ^= committed
@@ -278,10 +296,15 @@ def _build_canvas(
     return ids, torch.cat([known.bool(), torch.ones_like(unknown, dtype=torch.bool)], dim=1)
 
 
-def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None) -> tuple[Proposed, Tensor]:
-    """Return the proposals for the open positions, and which open positions (R, W) bool are committed."""
-    start = step.prompt + step.start
-    columns = {"start": start, "stop": start + step.open.shape[1]}
+def _step(
+    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None, *, drafts: bool
+) -> tuple[Proposed, Tensor, Tensor]:
+    """Return the proposals for the open positions, which of these (R, W) bool are committed, and the likeliest completion.
+
+    The completion (R, L) has its masked tokens filled from the block on only with `drafts`.
+    """
+    start, width = step.prompt + step.start, step.open.shape[1]
+    columns = {"start": start, "stop": step.ids.shape[1] if drafts else start + width}
     if cache is not None:
         logits = cache.logits(step.ids, step.attention_mask, step.row, **columns)
     elif decoder.guided:
@@ -291,6 +314,12 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
         layers = decoder.hidden_layers
         logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, layers=layers, **columns)
         step = replace(step, hidden=hidden) if layers else step
+    draft = step.completion
+    if drafts:
+        masked = draft == predictor.mask_id
+        masked[:, : step.start] = False
+        draft = draft.masked_scatter(masked, logits[masked[:, step.start :]].argmax(-1))
+        logits = logits[:, :width]
     logits = logits[step.place]  # (N, V)
     if decoder.suppressed:
         logits = logits.index_fill(-1, torch.tensor(decoder.suppressed, device=logits.device), -torch.inf)
@@ -300,4 +329,4 @@ def _step(predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: C
         scores = modifier(step, proposed, scores)
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
     table[step.place] = scores
-    return proposed, decoder.committer(step, table) & step.open
+    return proposed, decoder.committer(step, table) & step.open, draft

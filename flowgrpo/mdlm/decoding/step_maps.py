@@ -66,6 +66,7 @@ def rebuild_rollout(
         nfe=taken.clone(),
         steps=taken,
         branched=taken.new_zeros(len(taken), 0),
+        drafts=taken.new_zeros(len(taken), 0, length, dtype=torch.int32),
     )
     for part in batched(range(len(prompt) if scored else 0), micro_batch or len(prompt)):
         rows = torch.arange(part.start, part.stop, device=prompt.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flowgrpo.mdlm.decoding.decoders import DECODERS
-from flowgrpo.mdlm.methods.credit import Depthwise, Nested, Siblings, Terminal
+from flowgrpo.mdlm.methods.credit import Depthwise, Nested, Siblings, StepGain, Terminal
 from flowgrpo.mdlm.methods.decoder_options import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
@@ -24,7 +24,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),
     "likelihood": LIKELIHOODS,
-    "credit": named(Terminal, Siblings, Depthwise, Nested),
+    "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain),
     "baseline": BASELINES,
     "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),

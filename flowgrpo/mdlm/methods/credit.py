@@ -1,13 +1,12 @@
 """Credit rules for texts: which parts of the answers are compared, and by which rewards.
 
-Every rule takes the branches of B answers and their rewards (B, R) float64, NaN where a reward is missing. The value of a
-branch is the mean reward of the answers that share it.
+The value of a branch is the mean reward of the answers that share it.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -24,21 +23,36 @@ if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.trees import Branches
 
 
+@dataclass(frozen=True, kw_only=True)
+class Earned:
+    """B answers and what they earned."""
+
+    branches: Branches
+    rollout: Rollout
+    rewards: Tensor  # (B, R) float64, NaN where a reward is missing
+    drafts: Tensor | None  # (B, T, R) float64 rewards of `Rollout.drafts`, NaN behind a row's steps; None if not scored
+
+
 class Credit(Choice):
     """Options of every credit rule."""
 
+    by_token: ClassVar[bool] = True
+    """Whether the tokens of an answer may differ in their advantage."""
     by_branch: ClassVar[bool] = True
-    """Whether the tokens of a branch have an advantage of their own; False: all tokens of an answer share one."""
+    """Whether the tokens of a branch share an advantage, in all its answers."""
 
     @abstractmethod
-    def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
+    def units(self, earned: Earned) -> CreditUnits:
         """Return the credit units of some answers."""
 
-    def of_tokens(self, units: CreditUnits, branches: Branches, rollout: Rollout) -> Tensor:
+    def of_tokens(self, units: CreditUnits, earned: Earned) -> Tensor:
         """Return the unit (B, L) int64 of each token; (B,) if all tokens of an answer share one."""
-        if not self.by_branch:
-            return torch.arange(len(branches.edge))
-        return units.of_edge[branches.edge.gather(1, branches.level(rollout))]
+        branches = earned.branches
+        return units.of_edge[branches.edge.gather(1, branches.level(earned.rollout))]
+
+    def of_branches(self, units: CreditUnits, earned: Earned) -> Tensor:
+        """Return the unit (B, S + 1) int64 of each branch of the answers, -1 for none."""
+        return units.of_edge[earned.branches.edge]
 
 
 class Terminal(Credit):
@@ -49,15 +63,27 @@ class Terminal(Credit):
     """
 
     name: Literal["terminal"] = "terminal"
+    by_token: ClassVar[bool] = False
     by_branch: ClassVar[bool] = False
 
     @override
-    def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
-        paths, count = branches.paths, len(rewards)
+    def units(self, earned: Earned) -> CreditUnits:
+        paths, count = earned.branches.paths, len(earned.rewards)
         ends = [line[0] for line in paths.lines]
         group = torch.tensor([[paths.group[end]] for end in ends])
         root = torch.tensor([paths.root[end] for end in ends])
-        return CreditUnits(rewards, group, torch.ones(count, dtype=torch.float64), torch.arange(count), root=root)
+        ones = torch.ones(count, dtype=torch.float64)
+        return CreditUnits(earned.rewards, group, ones, torch.arange(count), root=root)
+
+    @override
+    def of_tokens(self, units: CreditUnits, earned: Earned) -> Tensor:
+        return torch.arange(len(earned.rewards))
+
+    @override
+    def of_branches(self, units: CreditUnits, earned: Earned) -> Tensor:
+        found = torch.full_like(earned.branches.edge, -1)
+        found[:, -1] = torch.arange(len(found))
+        return found
 
 
 class Siblings(Credit):
@@ -73,9 +99,10 @@ class Siblings(Credit):
     weigh alike (d-TreeRPO)."""
 
     @override
-    def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
-        paths, edges = branches.paths, branches.paths.edges
-        values = subtree_means(paths, rewards)[edges]
+    def units(self, earned: Earned) -> CreditUnits:
+        branches, paths = earned.branches, earned.branches.paths
+        edges = paths.edges
+        values = subtree_means(paths, earned.rewards)[edges]
         states = [(-1, -1) if paths.step[i] == 1 else (paths.root[i], paths.parent[i] or 0) for i in edges]
         compared = [(paths.group[i], *state) for i, state in zip(edges, states, strict=True)]
         units = edge_units(paths, edges, values, compared)
@@ -98,9 +125,10 @@ class Depthwise(Credit):
     """Sharpness of path weights."""
 
     @override
-    def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
-        log_prob = branches.log_prob(rollout) if self.weights == "path" else None
-        return depthwise_units(branches.paths, rewards, beta=self.beta, log_prob=log_prob)
+    def units(self, earned: Earned) -> CreditUnits:
+        branches = earned.branches
+        log_prob = branches.log_prob(earned.rollout) if self.weights == "path" else None
+        return depthwise_units(branches.paths, earned.rewards, beta=self.beta, log_prob=log_prob)
 
 
 class Nested(Credit):
@@ -127,15 +155,59 @@ class Nested(Credit):
         return self
 
     @override
-    def units(self, branches: Branches, rewards: Tensor, rollout: Rollout) -> CreditUnits:
-        paths = branches.paths
+    def units(self, earned: Earned) -> CreditUnits:
+        paths = earned.branches.paths
         return nested_units(
             paths,
-            rewards,
+            earned.rewards,
             edges=paths.edges,
-            depth=branches.edge.shape[1],
+            depth=earned.branches.edge.shape[1],
             group=self.group,
             between=self.between,
             siblings=self.siblings,
             starts={line[-1] for line in paths.lines},
         )
+
+
+class StepGain(Credit):
+    """Give the tokens of a step what the model's prediction gained by them, and what later predictions earn.
+
+    MDPO (arXiv 2508.13148): with r_t the reward of the completion that is likeliest before step t, and r_S that of the
+    finished answer, step t has r_(t+1) - r_t + mean of r_(t+1) ... r_S. Steps of one number are compared in a group; with
+    group_mean and a std these are the paper's advantages, in which its constant 1 cancels. Departures:
+
+     1. A prediction has the likeliest token of every masked position; there drawn ones.
+     2. All steps are trained on, with weight 1; there those of the largest advantages, weighted by confidence.
+    """
+
+    name: Literal["step_gain"] = "step_gain"
+    by_branch: ClassVar[bool] = False
+
+    @override
+    def units(self, earned: Earned) -> CreditUnits:
+        assert earned.drafts is not None, "the rollout scores them"
+        steps, paths = earned.rollout.steps.cpu(), earned.branches.paths
+        count, most, _ = earned.drafts.shape
+        at = torch.arange(most + 1)
+        reward = torch.nn.functional.pad(earned.drafts, (0, 0, 0, 1), value=torch.nan)
+        reward[torch.arange(count), steps] = earned.rewards
+        reward = reward.where((at <= steps[:, None])[:, :, None], 0.0)
+        later = reward.flip(1).cumsum(1).flip(1)[:, 1:] / (steps[:, None] - at[:-1]).clamp(min=1)[:, :, None]
+        gain = reward.diff(dim=1) + later  # (B, T, R)
+        answer, step = (at[:-1] < steps[:, None]).nonzero(as_tuple=True)
+        of_edge = torch.full((count, most), -1)
+        of_edge[answer, step] = torch.arange(len(answer))
+        ends = torch.tensor([line[0] for line in paths.lines])[answer].tolist()
+        group = torch.tensor([paths.group[end] for end in ends])
+        ones = torch.ones(len(answer), dtype=torch.float64)
+        root = torch.tensor([paths.root[end] for end in ends])
+        return CreditUnits(gain[answer, step], torch.stack([group, step], 1), ones, of_edge, root=root)
+
+    @override
+    def of_tokens(self, units: CreditUnits, earned: Earned) -> Tensor:
+        last = (earned.rollout.steps - 1).cpu()[:, None]
+        return units.of_edge.gather(1, earned.rollout.step_map.cpu().clamp(min=0).minimum(last))
+
+    @override
+    def of_branches(self, units: CreditUnits, earned: Earned) -> Tensor:
+        return units.of_edge.gather(1, (earned.rollout.steps - 1).cpu()[:, None])

@@ -79,6 +79,8 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     evaluation = count_decoder_steps(evaluation_decoder(config))
     samples = train.groups * train.group_size
     asked = samples if algorithm.hints.name == "none" else 2 * samples
+    if algorithm.credit.name == "step_gain":
+        asked += samples * walk.steps
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},

@@ -14,15 +14,17 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
+from flowgrpo.mdlm.methods.credit import Earned
 from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, apply_actions
 from flowgrpo.mdlm.methods.trees import Branches, grow
 from flowgrpo.mdlm.policy import Completions, TextPolicy
+from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
-from flowgrpo.training.scoring.scorer import Scores
+from flowgrpo.training.scoring.scorer import Scores, score
 from rewards import Reward
 
 Tensor = torch.Tensor
@@ -59,12 +61,21 @@ class Batch:
     actions: Actions | None  # actions of a learned schedule; None without one
     unhelped: Tensor  # (B, R) rewards before hinted completions replaced any
     hinted: int | None  # number of completions that hinted ones replaced; None without hints
+    drafts: Tensor | None = None  # (B, T, R) rewards of the model's predictions at each step; None if not scored
     engine: Drawn | None = None  # an engine's report on its tokens; None without one
 
     @property
     def group(self) -> Tensor:
         """(B,) int64 group of each completion."""
         return torch.tensor([group for group, _ in self.members])
+
+    def earned(self, combination: Combination) -> Earned:
+        """Return the completions with their rewards, of the kind that the combination compares."""
+        drafts = self.drafts
+        if drafts is not None:
+            drafts = combination.columns(drafts.flatten(0, 1)).unflatten(0, drafts.shape[:2])
+        rewards = combination.columns(self.scores.values)
+        return Earned(branches=self.branches, rollout=self.completions.rollout, rewards=rewards, drafts=drafts)
 
     @property
     def outcomes(self) -> tuple[Tensor, list[int]]:
@@ -111,12 +122,15 @@ def rollout(
     policy's. For `assignment` and `gather` see `score_pieces`.
     """
     seeds, tree = [(config.run.seed, "answer", iteration, *member) for member in members], config.algorithm.tree
+    scores_drafts = config.algorithm.credit.name == "step_gain"
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else apply_actions(decoder, actions)
     if rolled is None:
         split = tree.branching(acting)
         texts = [row.prompt for row in rows]
-        completions = policy.generate(texts, acting, seeds, config.train.rollout_rows, branching=split)
+        completions = policy.generate(
+            texts, acting, seeds, config.train.rollout_rows, branching=split, drafts=scores_drafts
+        )
     else:
         completions = Completions(rolled[0], policy.texts(rolled[0].completion))
     scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
@@ -132,6 +146,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
+        drafts=_score_drafts(rewards, policy, completions, rows) if scores_drafts else None,
         engine=None if rolled is None else rolled[1],
     )
     hints = config.algorithm.hints
@@ -161,6 +176,32 @@ def _score(
     if broken.any():
         LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
     return Scores(scores.values.masked_fill(broken[:, None], torch.nan), scores.lost | broken, scores.seconds)
+
+
+def _score_drafts(
+    rewards: Sequence[Reward], policy: TextPolicy, completions: Completions, rows: Sequence[Row]
+) -> Tensor:
+    """Return the rewards (B, T, R) of the predictions before each step, NaN behind a row's steps.
+
+    Equal predictions of an answer are scored once.
+    """
+    rollout = completions.rollout
+    drafts = rollout.drafts[:, : int(rollout.steps.max())]
+    values = torch.full((*drafts.shape[:2], len(rewards)), torch.nan, dtype=torch.float64)
+    texts, places = list[str](), list[tuple[int, int]]()
+    asked: dict[tuple[int, str], int] = {}  # (answer, text) -> its place among those that are scored
+    for answer, row in enumerate(policy.texts(each) for each in drafts.long()):
+        for step, text in enumerate(row[: int(rollout.steps[answer])]):
+            asked.setdefault((answer, text), len(asked))
+            places.append((answer, step))
+            texts.append(text)
+    with phase("rewards"):
+        found = score(
+            rewards, [text for _, text in asked], [rows[answer] for answer, _ in asked], one_group=False
+        ).values
+    index = [asked[answer, text] for (answer, _), text in zip(places, texts, strict=True)]
+    values[tuple(torch.tensor(places).T)] = found[index]
+    return values
 
 
 def _help(

@@ -51,19 +51,20 @@ def build_kept_trees(
             by_group[group].append(place)
     texts, totals = policy.as_samples(batch.completions), combination.total(batch.scores.values).tolist()
     rewards, values = batch.scores.values.tolist(), units.values.isfinite().any(1).tolist()
-    compared, unit_of = units.comparison.tolist(), _units_of_ends(config, batch, units)
+    of_branches = config.algorithm.credit.of_branches(units, batch.earned(combination)).tolist()
+    compared = units.comparison.tolist()
     trees, last = [], _columns(config.algorithm.tree.splits)[-1]
     for group, places in by_group.items():
         nodes: list[KeptNode] = []
         known: dict[tuple[int, int], int] = {}  # (edge, column) -> node; one start for the answers of a tree
         for place in places:
             text, parent = texts[place], None
-            for column, edge, moment, steps, unit in _canvases(config, batch, text, place, unit_of[place]):
+            for column, edge, moment, steps, unit in _canvases(config, batch, text, place, of_branches[place]):
                 node = known.setdefault((edge, column), len(nodes))
                 if node == len(nodes):
                     state = _node(text, moment, steps, column=column, parent=parent)
                     nodes.append(replace(state, kernel=config.algorithm.decoder.name if column else None))
-                    if unit is not None:
+                    if unit >= 0:
                         advantage = finite_or_none(float(advantages[unit]))
                         nodes[-1] = replace(
                             nodes[-1],
@@ -95,28 +96,23 @@ def build_kept_trees(
     return trees
 
 
-def _units_of_ends(config: TextConfig, batch: Batch, units: CreditUnits) -> list[list[int | None]]:
-    """Return the unit of each answer's branches, in their order; None for branches without one."""
-    if config.algorithm.credit.by_branch:
-        return units.of_edge[batch.branches.edge].tolist()
-    without = [None] * (batch.branches.edge.shape[1] - 1)
-    return [[*without, place] for place in range(len(batch.members))]
-
-
 def _canvases(
-    config: TextConfig, batch: Batch, text: Text, place: int, units: Sequence[int | None]
-) -> Iterator[tuple[int, int, int, int, int | None]]:
-    """Yield the canvases of an answer: column, edge (-1 for the start), step, all steps, and the unit of a branch's end."""
+    config: TextConfig, batch: Batch, text: Text, place: int, units: Sequence[int]
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield the canvases of an answer: column, edge, step, all steps, and the unit of the branch that ends there.
+
+    The edge is below 0 for the start, the unit -1 inside a branch.
+    """
     edges, steps = batch.branches.edge[place].tolist(), max(1, 1 + max(text.steps))
     borders = [0, *(min(steps, step) for step in batch.completions.rollout.branched[place].tolist()), steps]
     columns = _columns(config.algorithm.tree.splits)
-    yield 0, -1 - batch.branches.paths.lines[place][-1], 0, steps, None
+    yield 0, -1 - batch.branches.paths.lines[place][-1], 0, steps, -1
     first = 0
     for level, last in enumerate(columns):
         for column in range(first + 1, last + 1):
             done = (column - first) / (last - first)
             moment = round(borders[level] + (borders[level + 1] - borders[level]) * done)
-            yield column, edges[level], moment, steps, units[level] if column == last else None
+            yield column, edges[level], moment, steps, units[level] if column == last else -1
         first = last
 
 

@@ -37,6 +37,49 @@ def test_trees_learn_from_their_reward(settings, credit):
     assert sum(rewards[-3:]) > sum(rewards[:3])
 
 
+GAIN = {
+    **{key: value for key, value in TREE.items() if "tree" not in key},
+    "algorithm__credit": "step_gain",
+    "algorithm__baseline": "group_mean",
+}
+
+
+def test_gains_of_steps_teach(settings):
+    chosen = {**GAIN, "train__iterations": 12, "train__updates": 1, "train__ema": None, "run__trees": {"every": 6}}
+    done = run.train_config(settings(**chosen))
+    rewards = [line["reward/mean"] for line in metrics(done.folder)]
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+    assert (done.folder / "trees.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            {"algorithm__tree": "branch"},
+            "algorithm.credit: step_gain credits the steps of single answers, take .*=chain",
+        ),
+        ({"algorithm__decoder__cache": "dual"}, "algorithm.decoder.cache: step_gain reads the prediction of the whole"),
+        (
+            {"algorithm__preset": "co_grpo"},
+            "algorithm.schedule: actions take an answer's advantage, step_gain gives none",
+        ),
+        (
+            {"algorithm__preset": "igpo"},
+            "algorithm.hints: step_gain credits steps that given tokens would skip, take none",
+        ),
+        ({"algorithm__objective": "linear_bound"}, "linear_bound moves whole answers, step_gain credits parts of them"),
+        ({"model__attention": "block", "model__block_size": 4}, "step_gain needs predictions of whole answers"),
+        ({"rewards": ["own"]}, "step_gain scores single predictions, own compares a group"),
+    ],
+)
+def test_what_does_not_fit_gains_of_steps_is_refused(settings, tmp_path, overrides, sentence):
+    if "rewards" in overrides:
+        overrides = {"rewards": [{"use": f"{tmp_path / 'mine.py'}:own"}]}
+    with pytest.raises(InputError, match=sentence):
+        run.train_config(settings(**{**GAIN, **overrides}))
+
+
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"])
 def test_shared_tokens_are_evaluated_once_and_weigh_as_in_every_answer(settings, monkeypatch, aggregation):
     chosen = {

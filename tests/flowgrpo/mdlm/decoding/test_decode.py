@@ -247,3 +247,16 @@ def test_an_end_that_is_given_later_on_stops_nothing(predictor):
     assert (rollout.completion == EOS).nonzero().tolist() == [[0, 6]]
     assert rollout.step_map[0, 6] == -1
     assert sorted(rollout.step_map[0].tolist()) == [-1, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", ["low_confidence", "left_to_right", "origin"])
+def test_a_draft_is_what_the_model_holds_likeliest_behind_what_is_committed(predictor, name):
+    rollout = decode(predictor, PROMPT, build(spec(name), LENGTH, EOS), SEEDS, drafts=True)
+    assert torch.equal(rollout.ids, decode(predictor, PROMPT, build(spec(name), LENGTH, EOS), SEEDS).ids)
+    for step in range(int(rollout.steps.max())):
+        canvas = rollout.canvas(step, MASK)
+        likeliest = predictor.logits(canvas, rollout.attention_mask)[:, PROMPT.shape[1] :].argmax(-1)
+        completion = canvas[:, PROMPT.shape[1] :]
+        expected = torch.where(completion == MASK, likeliest, completion)
+        going = rollout.steps > step
+        assert torch.equal(rollout.drafts[going, step].long(), expected[going])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowgrpo.mdlm.decoding.decode import Rollout
-from flowgrpo.mdlm.methods.credit import Depthwise, Nested, Siblings, Terminal
+from flowgrpo.mdlm.methods.credit import Depthwise, Earned, Nested, Siblings, StepGain, Terminal
 from flowgrpo.mdlm.methods.trees import grow
 from flowgrpo.training.advantages.baseline import GroupMean, LeaveOneOut
 
@@ -25,16 +25,22 @@ def rollout(steps=STEPS, branched=BRANCHED):
         nfe=torch.full((count,), 4),
         steps=torch.full((count,), 4),
         branched=branched,
+        drafts=torch.zeros(count, 0, length, dtype=torch.int32),
     )
 
 
 BRANCHES = grow(MEMBERS, 4, 2)
 
 
+def earned(made=None, drafts=None):
+    made = rollout() if made is None else made
+    return Earned(branches=BRANCHES, rollout=made, rewards=REWARDS, drafts=drafts)
+
+
 def token_advantages(credit, baseline):
-    units = credit.units(BRANCHES, REWARDS, rollout())
+    units = credit.units(earned())
     found = baseline.advantages(units.values, torch.ones(1).double(), units.comparison, nested=units.nested)
-    return found[credit.of_tokens(units, BRANCHES, rollout())]
+    return found[credit.of_tokens(units, earned())]
 
 
 def test_every_token_belongs_to_the_branch_of_its_step():
@@ -66,10 +72,10 @@ def test_path_weights_prefer_the_likelier_rest():
     steps = STEPS.clone()
     made = rollout(steps)
     made.commit_logp[0] += 5  # the first answer's rest is the likelier
-    units = Depthwise(weights="path").units(BRANCHES, REWARDS, made)
+    units = Depthwise(weights="path").units(earned(made))
     below = int(units.of_edge[BRANCHES.edge[0, 1]])
     assert units.values[below, 0] == pytest.approx(0.2, abs=1e-2)
-    assert Depthwise().units(BRANCHES, REWARDS, made).values[below, 0] == pytest.approx(0.6)
+    assert Depthwise().units(earned(made)).values[below, 0] == pytest.approx(0.6)
 
 
 def test_the_log_probability_of_a_branch_is_that_of_its_tokens():
@@ -88,6 +94,19 @@ def test_chains_are_trees_of_one_branch():
     made = rollout(STEPS[:3], BRANCHED[:3, :0])
     assert chains.edge.shape == (3, 1)
     assert (chains.level(made) == 0).all()
-    units = Terminal().units(chains, REWARDS[:3], made)
+    units = Terminal().units(Earned(branches=chains, rollout=made, rewards=REWARDS[:3], drafts=None))
     assert units.comparison.tolist() == [[0], [0], [1]]
     assert units.root.tolist() == [0, 1, 0]
+
+
+def test_a_step_has_what_the_prediction_gained_and_what_later_ones_earn():
+    chains = grow([(0, 0), (0, 1)], 1, 0)
+    made = rollout(torch.tensor([[0, 1, 2, 3], [1, 0, 3, 3]]), BRANCHED[:2, :0])
+    made.steps[1] = 3  # its last two tokens lie behind a stop
+    drafts = torch.tensor([[0.1, 0.4, 0.2, 0.6], [0.0, 0.5, 0.5, torch.nan]], dtype=torch.float64)[:, :, None]
+    given = Earned(branches=chains, rollout=made, rewards=torch.tensor([[0.8], [1.0]]).double(), drafts=drafts)
+    units = StepGain().units(given)
+    assert units.comparison.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [0, 0], [0, 1], [0, 2]]
+    first = [0.3 + 2.0 / 4, -0.2 + 1.6 / 3, 0.4 + 1.4 / 2, 0.2 + 0.8]
+    assert units.values[:, 0].tolist() == pytest.approx([*first, 0.5 + 2.0 / 3, 0.0 + 1.5 / 2, 0.5 + 1.0])
+    assert StepGain().of_tokens(units, given).tolist() == [[0, 1, 2, 3], [5, 4, 6, 6]]

@@ -60,6 +60,7 @@ def rollout(given):
         nfe=six,
         steps=six,
         branched=six.new_zeros(2, 0),
+        drafts=six.new_zeros(2, 0, 6),
     )
 
 
