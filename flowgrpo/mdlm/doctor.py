@@ -22,7 +22,8 @@ from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import load_adapter
 from flowgrpo.mdlm.outputs.export import write_weights
 from flowgrpo.mdlm.planning import memory_budget
-from flowgrpo.mdlm.planning.plan import plan, training_decoder
+from flowgrpo.mdlm.planning.decoder_steps import training_decoder
+from flowgrpo.mdlm.planning.plan import plan
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights

@@ -19,7 +19,7 @@ from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.models import architectures, initial_lora
 from flowgrpo.mdlm.models.gradient_checkpointing import can_checkpoint, checkpoint_gradients
 from flowgrpo.mdlm.models.load import config_of, model_paths
-from flowgrpo.mdlm.planning.plan import block_size, count_decoder_steps, evaluation_decoder, training_decoder
+from flowgrpo.mdlm.planning.decoder_steps import block_size, count_decoder_steps, evaluation_decoder, training_decoder
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_phases import TrialSizes
 from flowgrpo.training.planning.meta_networks import MetaNetworks, add_adapters, build_on_meta, size

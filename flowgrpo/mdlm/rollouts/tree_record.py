@@ -99,10 +99,7 @@ def build_kept_trees(
 def _canvases(
     config: TextConfig, batch: Batch, text: Text, place: int, units: Sequence[int]
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield the canvases of an answer: column, edge, step, all steps, and the unit of the branch that ends there.
-
-    The edge is below 0 for the start, the unit -1 inside a branch.
-    """
+    """Yield the canvases of an answer: column, edge (below 0: the start), step, all steps, and the branch's unit or -1."""
     edges, steps = batch.branches.edge[place].tolist(), max(1, 1 + max(text.steps))
     borders = [0, *(min(steps, step) for step in batch.completions.rollout.branched[place].tolist()), steps]
     columns = _columns(config.algorithm.tree.splits)
@@ -112,7 +109,7 @@ def _canvases(
         for column in range(first + 1, last + 1):
             done = (column - first) / (last - first)
             moment = round(borders[level] + (borders[level + 1] - borders[level]) * done)
-            yield column, edges[level], moment, steps, units[level] if column == last else -1
+            yield column, edges[level], moment, steps, units[level]
         first = last
 
 

@@ -111,8 +111,7 @@ def nested_leave_one_out(
         left = 1 - nested.alike * (kin - 1).clamp(min=0) / others.clamp(min=1)
         return (others + 1) / (others.clamp(min=1) * left)
 
-    deviation = _over_levels(values, comparison, nested, share)
-    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+    return _over_levels(values, comparison, nested, share, std=std, eps=eps, ddof=ddof)
 
 
 def nested_mean(
@@ -123,13 +122,22 @@ def nested_mean(
     GiGPO (arXiv 2505.10978) and TEMPO (2509.18314, *reconstructed*) add deviations of this kind, HGPO (2602.22817) and
     TreePO (2508.17445) take their weighted mean.
     """
-    deviation = _over_levels(values, comparison, nested, torch.ones_like)
-    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)
+    return _over_levels(values, comparison, nested, torch.ones_like, std=std, eps=eps, ddof=ddof)
 
 
-def _over_levels(values: Tensor, comparison: Tensor, nested: NestedSets, factor: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the weighted mean (U,) over levels of the deviation from the set's mean times `factor` of the others' number.
+def _over_levels(
+    values: Tensor,
+    comparison: Tensor,
+    nested: NestedSets,
+    factor: Callable[[Tensor], Tensor],
+    *,
+    std: str,
+    eps: float,
+    ddof: int,
+) -> Tensor:
+    """Return advantages (U,): the weighted mean over levels of the deviation from the set's mean times `factor`.
 
+    `factor` takes the number (U,) of others in the set.
     A level without another known unit is skipped; 0 for a unit that is alone at all levels.
     """
     total, weights = torch.zeros_like(values), torch.zeros_like(values)
@@ -138,4 +146,5 @@ def _over_levels(values: Tensor, comparison: Tensor, nested: NestedSets, factor:
         weight = nested.weight[:, level] * (count > 1)
         total += weight * deviation * factor(count - 1)
         weights += weight
-    return (total / weights).where(weights > 0, 0.0)
+    deviation = (total / weights).where(weights > 0, 0.0)
+    return divide_by_std(deviation, values, comparison[:, :1], std=std, eps=eps, ddof=ddof)

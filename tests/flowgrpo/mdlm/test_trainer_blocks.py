@@ -18,7 +18,8 @@ from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.doctor import examine
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.models.load import load_predictor
-from flowgrpo.mdlm.planning.plan import count_decoder_steps, plan, predict_cost
+from flowgrpo.mdlm.planning.decoder_steps import count_decoder_steps
+from flowgrpo.mdlm.planning.plan import plan, predict_cost
 
 BLOCK = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
 

@@ -42,7 +42,7 @@ def test_a_place_is_where_the_word_or_the_preset_is_written(printed):
     [
         ("cps", "samplers/kernels.py"),  # not the options' file
         ("twigs", "samplers/plans.py"),
-        ("step_gain", "flowgrpo/flow/methods/credit/rules.py"),
+        ("discounted_value", "flowgrpo/flow/methods/credit/rules.py"),
         ("step_mean", "flowgrpo/mdlm/methods/objectives/aggregation.py"),
     ],
 )

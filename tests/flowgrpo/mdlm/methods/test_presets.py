@@ -14,7 +14,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
 from flowgrpo.mdlm.methods.objectives.objective import LossInputs, Sandwich
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
-from flowgrpo.mdlm.planning.plan import training_decoder
+from flowgrpo.mdlm.planning.decoder_steps import training_decoder
 
 # passes x updates x groups x answers of a group, rate; steps and blocks of a rollout, temperature, top_p
 RELEASED = {

@@ -17,8 +17,8 @@ from flowgrpo.mdlm.methods.likelihoods.estimate import Call, log_probs
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.models import gradient_checkpointing
 from flowgrpo.mdlm.planning import memory_trace
+from flowgrpo.mdlm.planning.decoder_steps import count_decoder_steps, training_decoder
 from flowgrpo.mdlm.planning.memory_trace import trial
-from flowgrpo.mdlm.planning.plan import count_decoder_steps, training_decoder
 from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 
 pytestmark = pytest.mark.usefixtures("few_objects")

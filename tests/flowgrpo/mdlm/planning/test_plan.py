@@ -12,7 +12,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.models import memory_estimate
-from flowgrpo.mdlm.planning.plan import AXES, count_decoder_steps, plan, predict_cost, table
+from flowgrpo.mdlm.planning.decoder_steps import count_decoder_steps
+from flowgrpo.mdlm.planning.plan import AXES, plan, predict_cost, table
 from flowgrpo.mdlm.setup import policy_and_weights
 
 WALKS = [

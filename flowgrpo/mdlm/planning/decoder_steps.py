@@ -1,0 +1,129 @@
+"""Steps of a decoder, counted without a model by running its committer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.mdlm.decoding.decode import Decoder
+from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.rules.commit_rules import Ascending, Committer, Even, Remaining
+from flowgrpo.mdlm.decoding.tokens.step import DecodeStep
+from flowgrpo.mdlm.methods.schedules.learned_schedule import Chosen, apply_actions
+from flowgrpo.mdlm.models.load import block_size_of
+
+NO_END = -1  # an end token that no answer holds, so that answers have full length
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingCost:
+    """Steps of a decoder for one answer."""
+
+    steps: int
+    commits: int  # steps that commit a token; in a block-causal model the most of one block
+    branches: int  # model evaluations of a step: 2 with guidance
+    fixed: bool  # whether all answers take the same number of steps
+    block_size: int | None = None  # tokens of a block of a block-causal model
+
+    @property
+    def evaluations(self) -> int:
+        """Model evaluations for one answer."""
+        return self.steps * self.branches
+
+
+def block_size(config: TextConfig) -> int | None:
+    """Return the tokens of a block of the model; None if its attention is full."""
+    return block_size_of(config.model.path, config.model.attention, config.model.block_size)
+
+
+def training_decoder(
+    config: TextConfig, eos_id: int = NO_END, count: int = 1, predictor: MaskPredictor | None = None
+) -> Decoder:
+    """Return the training decoder for `count` answers.
+
+    Settings that a learned schedule draws have their values in `algorithm.schedule.start`. Raises InputError if the
+    schedule has an action that the decoder lacks, or the model does not fit the decoder.
+    """
+    length, algorithm = config.model.length, config.algorithm
+    size = block_size(config) if predictor is None else None
+    decoder = algorithm.decoder.build(length, eos_id, "algorithm.decoder", predictor=predictor, block_size=size)
+    schedule = algorithm.schedule.policy(length)
+    return decoder if schedule is None else apply_actions(decoder, schedule.typical(count))
+
+
+def evaluation_decoder(config: TextConfig) -> Decoder:
+    """Return the evaluation decoder for one answer; a learned schedule applies only to the decoder `scheduled`."""
+    length = config.model.length
+    decoder = config.eval.decoder.build(length, NO_END, "eval.decoder", block_size=block_size(config))
+    schedule = config.algorithm.schedule.policy(length)
+    learned = config.eval.decoder.name == "scheduled"
+    return apply_actions(decoder, schedule.typical(1)) if schedule is not None and learned else decoder
+
+
+def count_decoder_steps(decoder: Decoder) -> DecodingCost:
+    """Return the steps of an answer of full length, or an upper bound if scores decide how many tokens a step commits.
+
+    In a block-causal model the steps may depend on where the prompt ends within its block; the largest number counts.
+    """
+    committer, region = decoder.committer, decoder.region
+    narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
+    counted = isinstance(committer, Even | Ascending) or (
+        isinstance(committer, Remaining) and not isinstance(committer.ratio, Chosen)
+    )
+    counted, branches = counted and not narrow, 2 if decoder.guided else 1
+    fixed = counted and decoder.stop_id is None
+
+    def of_block(size: int, block: int = 0) -> tuple[int, int]:
+        return _count_steps(decoder, block, size) if counted else _bound_steps(decoder, size, narrow)
+
+    if region.counted is None:
+        blocks = [of_block(end - start, block) for block, (start, end) in enumerate(region.blocks)]
+        steps, commits = (sum(each) for each in zip(*blocks, strict=True))
+        return DecodingCost(steps=steps, commits=commits, branches=branches, fixed=fixed)
+    sizes = [of_block(size) for size in range(region.counted + 1)]
+    lengths = torch.stack(
+        [end - start for start, end in region.parts(torch.arange(region.counted))]
+    )  # (parts, offsets)
+    by_offset = [sum(sizes[size][0] for size in parts) for parts in lengths.T.tolist()]
+    return DecodingCost(
+        steps=max(by_offset),
+        commits=sizes[region.counted][1] * ((region.block_size or region.counted) // region.counted),
+        branches=branches,
+        fixed=fixed and min(by_offset) == max(by_offset),
+        block_size=region.block_size,
+    )
+
+
+def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
+    """Run the committer on equal scores; return the steps and commits of a block of `size` tokens."""
+    masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
+    ids = torch.zeros(1, decoder.region.length, dtype=torch.long)
+    while masked.any():
+        step = DecodeStep(
+            frame=decoder.frame,
+            row=torch.zeros(1, dtype=torch.long),
+            index=torch.tensor([steps]),
+            in_block=steps,
+            block_masks=torch.tensor([decoder.region.counted or size]),
+            block=block,
+            start=0,
+            open=masked,
+            ids=ids,
+            attention_mask=ids.bool(),
+            prompt=0,
+        )
+        chosen = masked & decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
+        masked = masked & ~chosen
+        steps, commits = steps + 1, commits + int(chosen.any())
+    return steps, commits
+
+
+def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
+    """Return bounds of the steps and commits of a block of `size` tokens: `size`, unless the committer bounds its steps."""
+    committer = decoder.committer
+    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
+    bound = committer.block_steps(decoder.frame)
+    steps = 0 if size == 0 else size if bound is None else size + bound if narrow else bound
+    return steps, min(steps, size)
