@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import Branching
+from flowgrpo.mdlm.decoding.branching import NO_BRANCHES, Branching
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
@@ -112,7 +112,7 @@ class TextPolicy:
         micro_batch: int,
         *,
         fixed: Tensor | None = None,
-        branching: Branching | None = None,
+        branching: Branching = NO_BRANCHES,
         drafts: bool = False,
     ) -> Completions:
         """Complete prompts; the arguments are those of `flowgrpo.mdlm.decoding.decode.decode`."""

@@ -20,26 +20,31 @@ END: Place = (sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class Branching:
-    """Trees of `leaves` rows: at each place every branch splits into `factor` branches, which go on with own seeds.
+    """Trees of `leaves` rows: a branch splits into `factor` branches, `depth` times, which go on with own seeds.
 
     The first row of a branch leads it: until the branch splits, only this row is decoded, with its own seed.
+
+    With `entropy` a branch waits for a place where the mean entropy of the block's masked tokens is `entropy` or more, as
+    long as the later places are enough for its splits. This takes one evaluation of the branch at each place. It does not look
+    at what is drawn later, so that the expected gradient stays that of the mean reward.
     """
 
     factor: int
     places: tuple[Place, ...]  # ascending
+    depth: int  # splits on the way to every leaf, at most the number of places
+    entropy: float | None = None  # in nats; None: a branch splits at the first places
 
     @property
     def leaves(self) -> int:
         """Leaves of a tree."""
-        return self.factor ** len(self.places)
-
-    def alike(self, level: int) -> int:
-        """Return the number of leaves that share a branch of `level`, which is the number of splits before it."""
-        return self.factor ** (len(self.places) - level)
+        return self.factor**self.depth
 
 
-def place_splits(decoder: Decoder, factor: int, shares: Sequence[float], place: str) -> Branching:
-    """Return the trees of a decoder that split at some shares of its steps, or of its blocks if it is not paced.
+NO_BRANCHES = Branching(1, (), 0)
+
+
+def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:
+    """Return the places at some shares of a decoder's steps, or of its blocks if it is not paced.
 
     Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
     """
@@ -52,5 +57,5 @@ def place_splits(decoder: Decoder, factor: int, shares: Sequence[float], place: 
         nearest = f", take {' or '.join(f'{k / parts:g}' for k in sorted({1, parts // 2, parts - 1}))}" * (parts > 1)
         raise InputError(f"{place}: {list(shares)} are not ascending places inside a decode of {parts} {unit}{nearest}")
     if of_block is None:
-        return Branching(factor, tuple((number, 0) for number in at))
-    return Branching(factor, tuple(divmod(number, of_block) for number in at))
+        return tuple((number, 0) for number in at)
+    return tuple(divmod(number, of_block) for number in at)

@@ -13,7 +13,7 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import END, START, Branching, Place
+from flowgrpo.mdlm.decoding.branching import END, NO_BRANCHES, START, Branching, Place
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
@@ -132,7 +132,7 @@ def decode(
     attention_mask: Tensor | None = None,
     fixed: Tensor | None = None,
     micro_batch: int | None = None,
-    branching: Branching | None = None,
+    branching: Branching = NO_BRANCHES,
     drafts: bool = False,
 ) -> Rollout:
     """Complete prompts; a row depends on its own prompt and seed only, up to rounding.
@@ -159,24 +159,28 @@ def decode(
         )
     if seeds is not None and len(seeds) != len(ids):
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
-    branching = branching or Branching(1, ())
     if len(ids) % branching.leaves:
         raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
     width = decoder.region.length
     draws = None if seeds is None else Draws(seeds, width, ids.device)
     canvases = _Canvases.empty(ids, mask, prompt.shape[1], most_drafts=max(decoder.frame.steps, width) if drafts else 0)
     number = torch.arange(len(ids), device=ids.device)
-    branched: list[Tensor] = []
+    left = torch.full_like(number, branching.depth)  # splits that each row has still before it
+    branched = ids.new_zeros(len(ids), branching.depth)
     with torch.no_grad():
-        for level, span in enumerate(pairwise((START, *branching.places, END))):
-            alike = branching.alike(level)
-            for rows in number[::alike].split(micro_batch or len(ids)):
+        for passed, span in enumerate(pairwise((START, *branching.places, END)), start=1):
+            first = number - number % branching.factor**left  # the row that leads each row's branch
+            splits = left >= len(branching.places) + 1 - passed if branching.entropy is not None else left > 0
+            for rows in (first == number).nonzero()[:, 0].split(micro_batch or len(ids)):
                 part = canvases.of(rows)
                 _fill(predictor, decoder, draws, part, rows=rows, span=span)
                 canvases.put(rows, part)
-            if alike > 1:
-                canvases = canvases.of(number - number % alike)
-                branched.append(canvases.steps.clone())
+                if branching.entropy is not None and span[1] != END:
+                    splits[rows] |= _entropy(predictor, decoder, part, span[1][0]) >= branching.entropy
+            canvases = canvases.of(first)
+            splits = splits[first] & (left > 0)
+            branched[splits, (branching.depth - left)[splits]] = canvases.steps[splits]
+            left = left - splits.long()
     return Rollout(
         ids=canvases.ids,
         attention_mask=mask,
@@ -184,7 +188,7 @@ def decode(
         commit_logp=canvases.commit_logp,
         nfe=canvases.steps * (2 if decoder.guided else 1),
         steps=canvases.steps,
-        branched=torch.stack(branched, 1) if branched else ids.new_zeros(len(ids), 0),
+        branched=branched,
         drafts=canvases.drafts,
     )
 
@@ -282,6 +286,18 @@ def _fill(
             step_map[at] = steps[at[0]]
             canvases.commit_logp[at] = proposed.log_prob[chosen].double()
             steps += unfinished
+
+
+def _entropy(predictor: MaskPredictor, decoder: Decoder, canvases: _Canvases, block: int) -> Tensor:
+    """Return the mean entropy (R,) of the masked tokens of a block, in nats; 0 without any."""
+    ids, prompt = canvases.ids, canvases.ids.shape[1] - canvases.step_map.shape[1]
+    starts, ends = decoder.region.parts(canvases.mask[:, :prompt].sum(1))[block]
+    position = torch.arange(decoder.region.length, device=ids.device)
+    masked = (ids[:, prompt:] == predictor.mask_id) & (position >= starts[:, None]) & (position < ends[:, None])
+    logits = predictor.logits_at(ids, canvases.mask, torch.nn.functional.pad(masked, (prompt, 0)))
+    each = torch.special.entr(logits.float().softmax(-1)).sum(-1)
+    total = each.new_zeros(len(ids)).index_add(0, masked.nonzero()[:, 0], each)
+    return total / masked.sum(1).clamp(min=1)
 
 
 def _build_canvas(

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from flowgrpo.mdlm.decoding.branching import Branching, place_splits
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding.branching import NO_BRANCHES, Branching, place_splits
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.tree_credit import TreePaths
@@ -38,8 +39,8 @@ class Shape(Choice):
         """Number of answers that share their first step."""
 
     @abstractmethod
-    def branching(self, decoder: Decoder) -> Branching | None:
-        """Return where a decoder's answers branch; None if they share nothing. Raises InputError if it cannot."""
+    def branching(self, decoder: Decoder) -> Branching:
+        """Return where a decoder's answers branch. Raises InputError if they cannot branch there."""
 
     def roots(self, group_size: int) -> int:
         """Return the number of trees of a group; raise InputError if their leaves do not divide `group_size`."""
@@ -62,8 +63,8 @@ class Chain(Shape):
         return 1
 
     @override
-    def branching(self, decoder: Decoder) -> None:
-        return None
+    def branching(self, decoder: Decoder) -> Branching:
+        return NO_BRANCHES
 
 
 class Branch(Shape):
@@ -79,15 +80,31 @@ class Branch(Shape):
     """Number of branches that a branch splits into."""
     splits: list[Annotated[float, Field(gt=0, lt=1)]] = Field([0.5], min_length=1)
     """Where branches split: shares of the decoder's steps, or of its blocks if scores decide its steps. Ascending."""
+    entropy: float | None = Field(None, ge=0)
+    """Split where the model is unsure: at those of `splits`, `depth` for each answer, where the mean entropy of the block's
+    masked tokens is this or more, in nats; at the last ones if it never is. null: at all."""
+    depth: int | None = Field(None, ge=1)
+    """Number of splits on the way to each answer, with entropy; null: all of `splits`."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Branch:
+        if self.entropy is None and self.depth is not None:
+            raise InputError(f"{PLACE}.depth: without {PLACE}.entropy all splits are taken, leave it out")
+        if self.entropy is not None and not 0 < (self.depth or 0) < len(self.splits):
+            most = len(self.splits) - 1
+            advice = f"take 1 to {most}" if most else "give more of them"
+            raise InputError(f"{PLACE}.depth: entropy chooses some of {len(self.splits)} splits, {advice}")
+        return self
 
     @property
     @override
     def leaves(self) -> int:
-        return self.factor ** len(self.splits)
+        return self.factor ** (self.depth or len(self.splits))
 
     @override
     def branching(self, decoder: Decoder) -> Branching:
-        return place_splits(decoder, self.factor, self.splits, f"{PLACE}.splits")
+        places = place_splits(decoder, self.splits, f"{PLACE}.splits")
+        return Branching(self.factor, places, self.depth or len(self.splits), self.entropy)
 
 
 @dataclass(frozen=True)

@@ -212,11 +212,13 @@ def _share(config: TextConfig, decoder: Decoder, steps: int) -> tuple[Fraction, 
     A step that n answers share counts 1 / n for each. Where scores or prompts decide when a branch splits, it is 1.
     """
     split, committer = config.algorithm.tree.branching(decoder), decoder.committer
-    if split is None:
+    if split.leaves == 1:
         return Fraction(1), True
     assert isinstance(committer, Committer), "every committer of the tables is a Committer"
     of_block = committer.block_steps(decoder.frame)
-    if steps == len(split.places) + 1:  # one step a branch
+    if split.entropy is not None:  # one more evaluation of a branch at each place
+        return Fraction(1) + Fraction(len(split.places), steps), False
+    if steps == split.depth + 1:  # one step a branch
         borders = list(range(steps + 1))
     elif of_block is None or decoder.region.counted is not None:
         return Fraction(1), False
@@ -249,7 +251,7 @@ def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     if likelihood.by_branch:
-        walk = replace(walk, commits=len(config.algorithm.tree.splits) + 1)
+        walk = replace(walk, commits=config.algorithm.tree.branching(training_decoder(config)).depth + 1)
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
     together = config.train.part_rows // config.run.shards if objective.couples else 1  # answers of a backward pass

@@ -53,7 +53,7 @@ def build_kept_trees(
     rewards, values = batch.scores.values.tolist(), units.values.isfinite().any(1).tolist()
     of_branches = config.algorithm.credit.of_branches(units, batch.earned(combination)).tolist()
     compared = units.comparison.tolist()
-    trees, last = [], _columns(config.algorithm.tree.splits)[-1]
+    trees, last = [], _columns(config.algorithm.tree.splits, batch)[-1]
     for group, places in by_group.items():
         nodes: list[KeptNode] = []
         known: dict[tuple[int, int], int] = {}  # (edge, column) -> node; one start for the answers of a tree
@@ -102,7 +102,7 @@ def _canvases(
     """Yield the canvases of an answer: column, edge (below 0: the start), step, all steps, and the branch's unit or -1."""
     edges, steps = batch.branches.edge[place].tolist(), max(1, 1 + max(text.steps))
     borders = [0, *(min(steps, step) for step in batch.completions.rollout.branched[place].tolist()), steps]
-    columns = _columns(config.algorithm.tree.splits)
+    columns = _columns(config.algorithm.tree.splits, batch)
     yield 0, -1 - batch.branches.paths.lines[place][-1], 0, steps, -1
     first = 0
     for level, last in enumerate(columns):
@@ -113,8 +113,11 @@ def _canvases(
         first = last
 
 
-def _columns(splits: Sequence[float]) -> list[int]:
-    """Return the column of each split, different ones above 0, and the last column."""
+def _columns(splits: Sequence[float], batch: Batch) -> list[int]:
+    """Return the column of each split, different ones above 0, and the last column; equal parts if branches chose places."""
+    depth = batch.completions.rollout.branched.shape[1]
+    if depth < len(splits):
+        splits = [(number + 1) / (depth + 1) for number in range(depth)]
     last, columns = max(MOMENTS, len(splits) + 1), [0]
     for place, share in enumerate(splits):
         columns.append(min(max(round(last * share), columns[-1] + 1), last - len(splits) + place))

@@ -149,6 +149,18 @@ def test_a_branch_of_a_lost_answer_is_trained_by_the_others(settings, tmp_path, 
     assert not batch.answers.scored[0][lost].any()
 
 
+def test_trees_that_choose_their_places_are_trained_and_kept(settings):
+    tree = {"name": "branch", "factor": 2, "splits": [0.25, 0.5, 0.75], "depth": 2, "entropy": 2.05}
+    chosen = settings(**{**TREE, "algorithm__tree": tree, "run__trees": {"every": 1, "prompts": 1}})
+    done = run.train_config(chosen)
+    cost = predict_cost(chosen)
+    for line in metrics(done.folder):
+        assert line["policy/max_abs_log_ratio"] < 1e-5
+        assert line["cost/rollout_evaluations"] <= cost.rollout
+        assert line["cost/update_evaluations"] <= cost.update
+    assert (done.folder / "trees.html").is_file()
+
+
 def test_kept_trees_share_the_canvases_of_a_branch(settings):
     chosen = {**TREE, "run__trees": {"every": 1, "prompts": 1}, "train__iterations": 1}
     done = run.train_config(settings(**chosen))
@@ -178,6 +190,8 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
             r"algorithm.tree.splits: \[0.1\] are not ascending places .* 4 steps, take",
         ),
         ({"algorithm__tree__splits": [1.5]}, "algorithm.tree.splits.0"),
+        ({"algorithm__tree__depth": 1}, "algorithm.tree.depth: without algorithm.tree.entropy all splits are taken"),
+        ({"algorithm__tree__entropy": 1.0}, "algorithm.tree.depth: entropy chooses some of 2 splits, take 1 to 1"),
         ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
         ({"algorithm__preset": "igpo"}, "algorithm.hints: they replace single answers, which a tree shares, take none"),
         (

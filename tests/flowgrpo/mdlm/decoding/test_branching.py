@@ -21,7 +21,8 @@ def decoder(name, **changes):
 
 
 def grown(predictor, made, splits, **changes):
-    return decode(predictor, PROMPT, made, SEEDS, branching=place_splits(made, 2, splits, "splits"), **changes)
+    places = place_splits(made, splits, "splits")
+    return decode(predictor, PROMPT, made, SEEDS, branching=Branching(2, places, len(places)), **changes)
 
 
 @pytest.mark.parametrize("name", PACED)
@@ -73,7 +74,7 @@ def test_a_cache_changes_no_shape(predictor, cache):
 
 def test_scores_that_decide_the_steps_split_at_blocks(predictor):
     made = decoder("threshold", region={"block_length": 2}, committer={"threshold": 0.2})
-    assert place_splits(made, 2, [0.25, 0.5], "splits") == Branching(2, ((1, 0), (2, 0)))
+    assert place_splits(made, [0.25, 0.5], "splits") == ((1, 0), (2, 0))
     tree = grown(predictor, made, [0.25, 0.5])
     first = tree.completion[:, :2]
     assert all(torch.equal(first[leaf], first[leaf - leaf % 4]) for leaf in range(8))
@@ -93,14 +94,47 @@ def test_a_block_begins_with_the_masks_it_had_although_it_split(predictor):
 )
 def test_splits_that_are_no_places_are_refused(splits, nearest):
     with pytest.raises(InputError, match=f"splits: .* are not ascending places inside a decode of 8 steps.*{nearest}"):
-        place_splits(decoder("random"), 2, splits, "splits")
+        place_splits(decoder("random"), splits, "splits")
 
 
 def test_one_block_whose_steps_scores_decide_cannot_split():
     with pytest.raises(InputError, match="inside a decode of 1 blocks"):
-        place_splits(decoder("threshold"), 2, [0.5], "splits")
+        place_splits(decoder("threshold"), [0.5], "splits")
+
+
+PLACES = ((0, 1), (0, 3), (0, 5), (0, 6))
+
+
+@pytest.mark.parametrize(("entropy", "expected"), [(0.0, [1, 3]), (100.0, [5, 6])])
+def test_without_a_choice_the_first_or_the_last_places_split(predictor, entropy, expected):
+    made = decoder("random")
+    tree = decode(predictor, PROMPT, made, SEEDS, branching=Branching(2, PLACES, 2, entropy))
+    plain = Branching(2, tuple((0, step) for step in expected), 2)
+    assert tree.branched.tolist() == [expected] * 8
+    assert torch.equal(tree.completion, decode(predictor, PROMPT, made, SEEDS, branching=plain).completion)
+
+
+def test_a_branch_splits_where_the_model_is_unsure_of_its_canvas(predictor):
+    made = decoder("random")
+    seen = []
+    for micro_batch in (None, 1):
+        branching = Branching(2, PLACES, 2, 1.3)
+        tree = decode(predictor, PROMPT, made, SEEDS, branching=branching, micro_batch=micro_batch)
+        seen.append(tree.branched.tolist())
+        for leaf, steps in enumerate(tree.branched.tolist()):
+            before = 0
+            for number, step in enumerate(steps):
+                for candidate in (place for _, place in PLACES if before < place <= step):
+                    canvas = tree.canvas(candidate, MASK)[leaf : leaf + 1]
+                    each = torch.special.entr(predictor.logits(canvas, None)[0].float().softmax(-1)).sum(-1)
+                    unsure = float(each[canvas[0] == MASK].mean().detach()) >= 1.3
+                    forced = sum(place >= candidate for _, place in PLACES) <= 2 - number
+                    assert (unsure or forced) == (candidate == step)
+                before = step
+    assert seen[0] == seen[1]
+    assert len({tuple(each) for each in seen[0]}) > 1  # branches choose for themselves
 
 
 def test_rows_that_are_no_whole_trees_are_refused(predictor):
     with pytest.raises(InputError, match="8 rows are no whole trees of 3 leaves"):
-        decode(predictor, PROMPT, decoder("random"), SEEDS, branching=Branching(3, ((0, 2),)))
+        decode(predictor, PROMPT, decoder("random"), SEEDS, branching=Branching(3, ((0, 2),), 1))
