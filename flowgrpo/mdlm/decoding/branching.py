@@ -25,8 +25,8 @@ class Branching:
     The first row of a branch leads it: until the branch splits, only this row is decoded, with its own seed.
 
     With `entropy` a branch waits for a place where the mean entropy of the block's masked tokens is `entropy` or more, as
-    long as the later places are enough for its splits. This takes one evaluation of the branch at each place. It does not look
-    at what is drawn later, so that the expected gradient stays that of the mean reward.
+    long as the later places are enough for its splits. This takes one evaluation of the branch at each place. It does not
+    look at what is drawn later, so that the expected gradient stays that of the mean reward.
     """
 
     factor: int
