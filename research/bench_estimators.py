@@ -26,7 +26,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
-from flowgrpo.mdlm.methods.objectives.objective import LinearBound, SequenceRatio
+from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Objective, SequenceRatio
 from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 
 MASK, START, VOCABULARY = 10, 11, 12
@@ -151,11 +151,39 @@ def enumerated(model: Tiny, ids: torch.Tensor) -> tuple[Table, float]:
     return Table(log_probs), elbo
 
 
+def _backward(
+    model: Tiny,
+    given: Answers,
+    chosen: masked_views.Views,
+    objective: Objective,
+    *,
+    advantage: float,
+    weights: torch.Tensor,
+    old: torch.Tensor | None,
+    micro_batch: int,
+) -> None:
+    """Add the gradient of an objective on one answer."""
+    nothing = torch.zeros(1, dtype=torch.long)
+    backward(
+        model,
+        given,
+        chosen,
+        objective=objective,
+        advantage=torch.tensor([advantage]),
+        group=nothing,
+        rank=nothing.float(),
+        token_weight=weights,
+        old=old,
+        reference=None,
+        micro_batch=micro_batch,
+    )
+
+
 def kept(model: Tiny, given: Answers, chosen: masked_views.Views, micro_batch: int) -> int:
     """Return the bytes saved for the exact gradient of one answer's ratio with `micro_batch` views per call."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
     with SavedTensorMeter(model.parameters()) as meter:
-        backward(model, given, chosen, SequenceRatio(), torch.ones(1), weights, None, None, micro_batch)
+        _backward(model, given, chosen, SequenceRatio(), advantage=1.0, weights=weights, old=None, micro_batch=micro_batch)
     return meter.peak
 
 
@@ -213,7 +241,9 @@ def gradients(model: Tiny, held_out: torch.Tensor, draws: int) -> None:
             value = torch.tensor([advantage])
             weights = aggregation.sequence_mean(given.scored, value, chosen.first)
             with SavedTensorMeter(model.parameters()) as meter:
-                backward(model, given, chosen, objective, value, weights, old, None, size)
+                _backward(
+                    model, given, chosen, objective, advantage=advantage, weights=weights, old=old, micro_batch=size
+                )
             calls = model.evaluations - before
             slope = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
             exact = slope if exact is None else exact

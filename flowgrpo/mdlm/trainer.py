@@ -1,6 +1,6 @@
 """The training loop of a masked-diffusion language model: complete prompts, score them, update the likelihoods.
 
-The seven axes of `mdlm.methods` give the decoder, views, advantages, weights and loss; the loop never asks which method is
+The nine axes of `mdlm.methods` give the decoder, views, advantages, weights and loss; the loop never asks which method is
 running. It departs from the loops of the papers' released code as follows. (Departures of a single method stand above its
 row in `mdlm.methods.presets`.)
 
