@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from flowgrpo.mdlm.decoding.decoders import DECODERS
 from flowgrpo.mdlm.methods.decoder_options import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
+from flowgrpo.mdlm.methods.likelihoods.all_blocks import AllBlocks
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
@@ -20,7 +21,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "decoder": dict.fromkeys(DECODERS, Rollouts),
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),
-    "likelihood": LIKELIHOODS,
+    "likelihood": {**LIKELIHOODS, **named(AllBlocks)},
     "baseline": BASELINES,
     "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),

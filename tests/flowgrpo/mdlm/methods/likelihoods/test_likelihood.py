@@ -11,6 +11,7 @@ import torch
 from toy_predictor import MASK, PLANS, Toy, answers, copies
 
 from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.all_blocks import all_blocks
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 
@@ -23,6 +24,7 @@ UNBIASED = {
     "exact_k stratified": partial(likelihood.exact_k, draws=4, stratified=True),
     "exact_k antithetic": partial(likelihood.exact_k, antithetic=True),
     "exact_k both": partial(likelihood.exact_k, draws=4, stratified=True, antithetic=True),
+    "all_blocks": partial(all_blocks, draws=4),
     "quadrature of bernoulli masks": partial(likelihood.quadrature, nodes=3, masks="bernoulli"),
 }
 
