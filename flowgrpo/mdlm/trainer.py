@@ -38,7 +38,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.rollouts import tree_record
+from flowgrpo.mdlm.rollouts import solutions, tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
@@ -77,6 +77,7 @@ class TextWing(Wing):
         self.run, self.schedule, self.engine = run, schedule, engine
         self.policy: TextPolicy = run.policy
         self.kept_graphs = KeptGraphs()
+        solutions.check_lengths(self.policy, run.train_prompts, self.config.algorithm.objective.solutions)
         self.decoder, self.eval_decoder = (
             decoder.build(self.policy.length, self.policy.eos_id, place, predictor=self.policy.predictor)
             for decoder, place in (
@@ -108,7 +109,9 @@ class TextWing(Wing):
         run, assignment = self.run, self.run.assignment(iteration, groups)
         members = list(assignment.own)
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
-        rolled = None
+        rolled, column = None, self.config.algorithm.objective.solutions
+        if column is not None:
+            rolled = solutions.write_solutions(self.policy, prompts, column), None
         if self.engine is not None:
             texts, rows = [prompt.text for prompt in prompts], self.config.train.rollout_rows
             rolled = self.engine.roll_out(run, members, texts, iteration=iteration, micro_batch=rows)

@@ -180,7 +180,7 @@ BELOW = {
         "mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (
-        "rewards data training.advantages training.prompts training.run training.distributed training.weights "
+        "rewards errors data training.advantages training.prompts training.run training.distributed training.weights "
         "training.reports training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
         "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config"
     ),

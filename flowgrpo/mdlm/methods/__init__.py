@@ -12,6 +12,7 @@ from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.one_token import OneToken
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
 from flowgrpo.schema.base import Choice, named
@@ -23,7 +24,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "hints": named(NoHints, Inpainting),
     "likelihood": {**LIKELIHOODS, **named(AllBlocks)},
     "baseline": BASELINES,
-    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast),
+    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast, OneToken),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }
 

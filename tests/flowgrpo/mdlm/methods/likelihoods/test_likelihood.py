@@ -83,6 +83,20 @@ def test_the_mean_is_the_elbo_of_all_masks(name, scope):
     assert error < 0.05 * abs(exact.elbo)
 
 
+@pytest.mark.parametrize("draws", [1, 2, 3, 6])
+def test_stratified_exact_k_is_the_estimator_of_vrpo(draws):
+    """Six tokens, which the draws divide: round(k + j 6 / draws) hidden tokens, one mask each, weight 6 / count."""
+    many = copies(answers(scope="canvas"), 200)
+    views = likelihood.exact_k(many, draws, stratified=True)
+    counts = views.scored.sum(2)  # (draws, rows)
+    released = [(np.round(counts[0].numpy() + j * 6 / draws) - 1) % 6 + 1 for j in range(draws)]
+    assert counts.tolist() == np.stack(released).tolist()
+    assert set(counts[0].tolist()) == {1, 2, 3, 4, 5, 6}
+    torch.testing.assert_close(views.weight, views.scored * 6 / (counts * draws)[:, :, None])
+    again = likelihood.exact_k(many, draws, stratified=True)  # for the reference, which shares the masks
+    assert torch.equal(again.hidden, views.hidden)
+
+
 def test_the_elbo_is_the_mean_of_all_orders():
     """Of which `autoregressive` and `trajectory` are some."""
     toy, given = Toy(), answers(scope="canvas", length=4, end=3)
