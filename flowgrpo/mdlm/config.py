@@ -160,17 +160,19 @@ class TextAlgorithm(AlgorithmSection):
         name = self.objective.name
         if self.likelihood.name == "trajectory":
             raise InputError(
-                f"algorithm.likelihood: {name} learns from solutions, which no decoder wrote; take autoregressive or monte_carlo"
+                f"algorithm.likelihood: no decoder wrote the solutions of {name}, take autoregressive or monte_carlo"
             )
         if self.hints.name != "none":
             raise InputError(f"algorithm.hints: {name} learns from whole solutions, take none")
         if self.aggregation.name in ("fixed_length", "balanced"):
             raise InputError(
-                f"algorithm.aggregation: {self.aggregation.name} weighs answers by their advantages, which have no effect on "
-                f"{name}; take token_mean"
+                f"algorithm.aggregation: {self.aggregation.name} weighs answers by their advantages, which {name} does not "
+                "use; take token_mean"
             )
         if self.baseline.drops is not None:
-            raise InputError(f"algorithm.baseline.{self.baseline.drops}: {name} learns whatever the rewards are, take false")
+            raise InputError(
+                f"algorithm.baseline.{self.baseline.drops}: {name} learns whatever the rewards are, take false"
+            )
 
     @override
     def roots(self, group_size: int) -> int:

@@ -21,21 +21,21 @@ def one_token_reward(logits: Tensor, tokens: Tensor, wrong: float, temperature: 
 
     No table as large as the logits (N, V) is kept for the backward pass.
     """
-    return _Reward.apply(logits, tokens, wrong, temperature)
+    return _Reward.apply(logits, tokens, (wrong, temperature))
 
 
 class _Reward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, tokens: Tensor, wrong: float, temperature: float) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, options: tuple[float, float]) -> Tensor:
         ctx.save_for_backward(logits, tokens)
-        ctx.options = wrong, temperature
+        ctx.options = wrong, temperature = options
         parts = [_draws(logits[rows], temperature).gather(-1, tokens[rows, None])[:, 0] for rows in portions(logits)]
         right = concatenate(parts) if parts else fine(logits[:, 0])
         return wrong + (1 - wrong) * right
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (logits, tokens), (wrong, temperature) = ctx.saved_tensors, ctx.options
         gradient = torch.empty_like(logits)
         for rows in portions(logits):
@@ -45,7 +45,7 @@ class _Reward(torch.autograd.Function):
             # sum_a q_a R_a (e_a - p), with R = wrong + (1 - wrong) e_y
             table = drawn.mul_(wrong).sub_((wrong + right) * fine(logits[rows]).softmax(-1))
             gradient[rows] = table.scatter_add_(-1, known, right).mul_(slope[rows, None])
-        return gradient, None, None, None
+        return gradient, None, None
 
 
 def _draws(logits: Tensor, temperature: float) -> Tensor:

@@ -168,7 +168,12 @@ def test_in_float32_a_cache_moves_no_log_probability_by_more_than_rounding(model
     predictor, (ids, mask) = MaskPredictor(model().float(), MASK, PAD, block_size=SIZE), padded(PROMPTS)
     found = []
     for kind in (None, "prefix"):
-        written = {"name": "threshold", "committer": {"threshold": 0.4}, "proposal": {"temperature": 1.0}, "cache": kind}
+        written = {
+            "name": "threshold",
+            "committer": {"threshold": 0.4},
+            "proposal": {"temperature": 1.0},
+            "cache": kind,
+        }
         found.append(decode(predictor, ids, build(written, 12, EOS, predictor), SEEDS, attention_mask=mask))
     plain, cached = found
     assert torch.equal(plain.ids, cached.ids)

@@ -41,7 +41,7 @@ def test_a_solution_is_an_answer_that_ends_and_is_filled_up(policy):
 def test_solutions_are_no_longer_than_answers(policy):
     long = [Prompt("a", {"proof": "abcdefg"}), Prompt("b", {"proof": "a"})]
     check_lengths(policy, long, None)
-    with pytest.raises(InputError, match=r"model\.length: the longest solution has 7 tokens and an answer 4, take at least 7"):
+    with pytest.raises(InputError, match="the longest solution has 7 tokens and an answer 4, take at least 7"):
         check_lengths(policy, long, "proof")
 
 
@@ -75,10 +75,13 @@ def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path):
 
 
 REFUSED = [
-    ({"likelihood": "trajectory"}, "solutions, which no decoder wrote; take autoregressive or monte_carlo"),
+    ({"likelihood": "trajectory"}, "no decoder wrote the solutions of one_token, take autoregressive or monte_carlo"),
     ({"hints": "inpainting"}, r"algorithm\.hints: one_token learns from whole solutions, take none"),
-    ({"aggregation": "balanced"}, "balanced weighs answers by their advantages, which have no effect on one_token"),
-    ({"baseline": {"name": "group_mean", "drop_zero": True}}, r"algorithm\.baseline\.drop_zero: one_token learns whatever"),
+    ({"aggregation": "balanced"}, "balanced weighs answers by their advantages, which one_token does not use; take"),
+    (
+        {"baseline": {"name": "group_mean", "drop_zero": True}},
+        r"algorithm\.baseline\.drop_zero: one_token learns whatever",
+    ),
 ]
 
 

@@ -34,7 +34,7 @@ def test_it_is_the_mean_of_all_pairs_of_draws(wrong, temperature):
     for pair in product(range(3), repeat=2):
         chance = chances[:, pair[0]] * chances[:, pair[1]]
         for drawn in pair:
-            reward = torch.where(TOKENS == drawn, 1.0, wrong)
+            reward = torch.where(drawn == TOKENS, 1.0, wrong)
             value += chance * reward / 2
             slope += (chance * reward / 2)[:, None] * of_log_prob(torch.full((2,), drawn))
     torch.testing.assert_close(one_token_reward(LOGITS, TOKENS, wrong, temperature), value)
