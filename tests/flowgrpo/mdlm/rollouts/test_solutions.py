@@ -45,11 +45,13 @@ def test_solutions_are_no_longer_than_answers(policy):
         check_lengths(policy, long, "proof")
 
 
-def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path):
+@pytest.mark.parametrize("attention", [{}, {"model__attention": "block", "model__block_size": 2}], ids=["full", "block"])
+def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path, attention):
     """The solution of a prompt is its first letter, four times; the model begins at chance."""
     solved = [{"use": f"{tmp_path / 'mine.py'}:solved"}]
     chosen = settings(
         **TAUGHT,
+        **attention,
         rewards=solved,
         algorithm__likelihood="autoregressive",
         train__iterations=16,
@@ -66,7 +68,7 @@ def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path):
     for line in metrics(folder):
         assert line["reward/mean"] == 1.0  # of the solutions
         assert line["cost/rollout_evaluations"] == 0
-        assert line["cost/update_evaluations"] == cost.update
+        assert line["cost/update_evaluations"] <= cost.update
         assert line["groups/teaching"] == 4
         assert "policy/max_abs_log_ratio" not in line or line["policy/max_abs_log_ratio"] is None
     before, after = (line["reward/mean"] for line in metrics(folder, "eval"))
