@@ -45,7 +45,9 @@ def test_solutions_are_no_longer_than_answers(policy):
         check_lengths(policy, long, "proof")
 
 
-@pytest.mark.parametrize("attention", [{}, {"model__attention": "block", "model__block_size": 2}], ids=["full", "block"])
+@pytest.mark.parametrize(
+    "attention", [{}, {"model__attention": "block", "model__block_size": 2}], ids=["full", "block"]
+)
 def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path, attention):
     """The solution of a prompt is its first letter, four times; the model begins at chance."""
     solved = [{"use": f"{tmp_path / 'mine.py'}:solved"}]
