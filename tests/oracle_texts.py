@@ -59,6 +59,7 @@ _DECODERS = {name: {"algorithm.decoder": {"name": name}} for name in ("random", 
 _TOKEN_MEAN = {**_DECODERS["entropy"], "algorithm.aggregation": "token_mean"}
 _UNMERGED = {**_DECODERS["left_to_right"], "algorithm.likelihood.shrink": 1}
 _NO_HINTS = {"algorithm.hints": {"name": "none"}}
+_ONE_A_STEP = {"algorithm.decoder": {"committer": {"threshold": 1.0}}}
 _PATH = "by_trajectory"
 _TREE = {
     **_DECODERS["random"],
@@ -73,11 +74,13 @@ VARIANTS = (
     Variant("coupled_grpo", _ENTROPY),
     Variant("gdpo", _drawn(1.0)),
     Variant("bgpo", _drawn(0.6)),
+    Variant("espo", _drawn(1.0)),
     Variant("cj_grpo", _drawn(1.0), _PATH),
     Variant("just_grpo", _LEFT, _PATH),
     Variant("igpo", _drawn(1.2), changes={"algorithm.hints.success": 2.0}),
     Variant("spg", _drawn(0.9)),
     Variant("trace_rl", _drawn(0.8), "by_one_step"),
+    Variant("ebpo", _drawn(0.6), changes=_ONE_A_STEP),
     Variant("co_grpo", Decoding("gumbel", temperatures=normal_temperatures(0.8, 0.3, top=2.0)), _PATH),
     Variant("igpo", _drawn(1.2), "by_one_step", name="igpo, no hints", changes=_NO_HINTS),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random", changes=_DECODERS["random"]),

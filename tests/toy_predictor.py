@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.all_blocks import all_blocks
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 
 VOCABULARY, EOS, MASK = 7, 5, 6
@@ -22,6 +23,7 @@ PLANS = {
     "trajectory": likelihood.trajectory,
     "shrunk": partial(likelihood.trajectory, shrink=2),
     "blocks": partial(likelihood.blocks, size=2, draws=3),
+    "all_blocks": partial(all_blocks, draws=3),
 }
 
 

@@ -159,7 +159,30 @@ class TextAlgorithm(AlgorithmSection):
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         self._check_tree()
+        if self.objective.solutions is not None:
+            self._check_solutions()
         return self
+
+    def _check_solutions(self) -> None:
+        """Raise InputError if an axis needs answers of the policy."""
+        name = self.objective.name
+        if self.likelihood.name == "trajectory":
+            raise InputError(
+                f"algorithm.likelihood: no decoder wrote the solutions of {name}, take autoregressive or monte_carlo"
+            )
+        if self.hints.name != "none":
+            raise InputError(f"algorithm.hints: {name} learns from whole solutions, take none")
+        if self.tree.name != "chain":
+            raise InputError(f"algorithm.tree: {name} samples no answers that could branch, take chain")
+        if self.aggregation.name in ("fixed_length", "balanced"):
+            raise InputError(
+                f"algorithm.aggregation: {self.aggregation.name} weighs answers by their advantages, which {name} does not "
+                "use; take token_mean"
+            )
+        if self.baseline.drops is not None:
+            raise InputError(
+                f"algorithm.baseline.{self.baseline.drops}: {name} learns whatever the rewards are, take false"
+            )
 
     def _check_tree(self) -> None:
         credit, tree = self.credit, self.tree
@@ -265,6 +288,8 @@ class TextConfig(RunConfig):
             )
         if self.algorithm.tree.name != "chain" and self.run.engine is not None:
             raise InputError("algorithm.tree: an engine decodes whole answers, take chain or leave run.engine out")
+        if self.algorithm.objective.solutions is not None and self.run.engine is not None:
+            raise InputError(f"run.engine: {self.algorithm.objective.name} samples no rollouts, remove it")
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"

@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import NO_BRANCHES, Branching
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.tokens.branching import NO_BRANCHES, Branching
 from flowgrpo.training.reports.samples import Text
 from samplers.noise import Address
 

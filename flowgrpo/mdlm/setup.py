@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from flowgrpo.mdlm.config import TextConfig, TextModel
 from flowgrpo.mdlm.methods.hints import check_solutions
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy
+from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
@@ -47,7 +48,9 @@ def check(settings: TextConfig, data: RunData) -> None:
     """
     sharding.check(settings)
     initial_lora.read(settings.model)
-    check_solutions(settings.algorithm.hints, [prompt.columns for prompt in data.train_prompts])
+    columns = [prompt.columns for prompt in data.train_prompts]
+    check_solutions(settings.algorithm.hints, columns)
+    check_every_solution(settings.algorithm.objective.solutions, columns)
     both = [*data.rewards, *data.eval_rewards]
     met = [*pair_with_prompts(data.rewards, data.train_prompts), *pair_with_prompts(both, data.eval_prompts)]
     for reward, prompt in met:

@@ -39,7 +39,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, apply_actions
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.rollouts import tree_record
+from flowgrpo.mdlm.rollouts import solutions, tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
@@ -81,6 +81,7 @@ class TextWing(Wing):
         self.kept_graphs = KeptGraphs()
         if self.config.algorithm.credit.name == "step_gain":
             _check_drafts(run.rewards, self.policy)
+        solutions.check_lengths(self.policy, run.train_prompts, self.config.algorithm.objective.solutions)
         self.decoder, self.eval_decoder = (
             decoder.build(self.policy.length, self.policy.eos_id, place, predictor=self.policy.predictor)
             for decoder, place in (
@@ -113,7 +114,9 @@ class TextWing(Wing):
         leaves = self.config.algorithm.tree.leaves
         members = [(group, root * leaves + leaf) for group, root in assignment.own for leaf in range(leaves)]
         prompts = [run.train_prompts[groups.prompts[group]] for group, _ in members]
-        rolled = None
+        rolled, column = None, self.config.algorithm.objective.solutions
+        if column is not None:
+            rolled = solutions.write_solutions(self.policy, prompts, column), None
         if self.engine is not None:
             texts, rows = [prompt.text for prompt in prompts], self.config.train.rollout_rows
             rolled = self.engine.roll_out(run, members, texts, iteration=iteration, micro_batch=rows)

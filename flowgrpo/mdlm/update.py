@@ -146,7 +146,9 @@ def update_batches(
                 batches[-1] = replace(batches[-1], reference=reference)
     if likelihood.recorded(batch.decoder):
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
-    elif train.passes * train.updates > 1 or versions.of(batch.iteration) is not None:
+    elif config.algorithm.objective.solutions is None and (
+        train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
+    ):
         # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
         with versions.rolling_out(batch.iteration):
             batches = [replace(each, old=log_probs(policy, each, config)) for each in batches]

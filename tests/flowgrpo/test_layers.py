@@ -74,7 +74,9 @@ BELOW = {
     "flowgrpo.flow.pipeline.networks": "rewards errors",
     "flowgrpo.flow.methods.credit": "samplers errors schema training.advantages",
     "flowgrpo.flow.methods.objectives": "samplers errors schema training.advantages",
-    "flowgrpo.flow.methods.trees": "samplers rewards errors schema training.weights flow.methods.credit",
+    "flowgrpo.flow.methods.trees": (
+        "samplers rewards errors schema training.weights training.distributed flow.methods.credit"
+    ),
     "flowgrpo.flow.methods": (
         "samplers errors schema training.advantages training.weights flow.methods.credit "
         "flow.methods.objectives flow.methods.trees"
@@ -165,11 +167,13 @@ BELOW = {
     ),
     "flowgrpo.mdlm.decoders": "mdlm.decoding.decoders",
     "flowgrpo.mdlm.methods": (
-        "samplers errors schema training.advantages mdlm.decoding.network mdlm.decoding.decode "
-        "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.decoding.decoders mdlm.methods.schedules"
+        "samplers errors schema training.advantages training.distributed mdlm.decoding.network mdlm.decoding.tokens "
+        "mdlm.decoding.rules mdlm.decoding.decode mdlm.methods.likelihoods mdlm.methods.objectives "
+        "mdlm.decoding.decoders mdlm.methods.schedules"
     ),
     "flowgrpo.mdlm.policy": (
-        "samplers errors training.reports mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.decoders"
+        "samplers errors training.reports mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode "
+        "mdlm.decoding.decoders"
     ),
     "flowgrpo.mdlm.config": (
         "rewards errors schema training.advantages training.distributed mdlm.decoding.network "
@@ -180,7 +184,7 @@ BELOW = {
         "mdlm.decoding.network mdlm.config"
     ),
     "flowgrpo.mdlm.rollouts": (
-        "rewards data training.advantages training.prompts training.run training.distributed training.weights "
+        "rewards errors data training.advantages training.prompts training.run training.distributed training.weights "
         "training.reports training.scoring training.fitting mdlm.decoding.decode mdlm.methods.likelihoods "
         "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config"
     ),
@@ -200,7 +204,7 @@ BELOW = {
         "mdlm.config mdlm.rollouts"
     ),
     "flowgrpo.mdlm.trainer": (
-        "data training.advantages training.prompts training.distributed training.weights training.reports "
+        "rewards errors data training.advantages training.prompts training.distributed training.weights training.reports "
         "training.scoring training.state training.fitting training.wing training.loop training.assembly "
         "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update"
     ),

@@ -13,7 +13,7 @@ from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import END, NO_BRANCHES, START, Branching, Place
+from flowgrpo.mdlm.decoding.tokens.branching import END, NO_BRANCHES, START, Branching, Place
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
@@ -163,7 +163,9 @@ def decode(
         raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
     width = decoder.region.length
     draws = None if seeds is None else Draws(seeds, width, ids.device)
-    canvases = _Canvases.empty(ids, mask, prompt.shape[1], most_drafts=max(decoder.frame.steps, width) if drafts else 0)
+    canvases = _Canvases.empty(
+        ids, mask, prompt=prompt.shape[1], most_drafts=max(decoder.frame.steps, width) if drafts else 0
+    )
     number = torch.arange(len(ids), device=ids.device)
     left = torch.full_like(number, branching.depth)  # splits that each row has still before it
     branched = ids.new_zeros(len(ids), branching.depth)
@@ -205,7 +207,7 @@ class _Canvases:
     drafts: Tensor
 
     @classmethod
-    def empty(cls, ids: Tensor, mask: Tensor, prompt: int, most_drafts: int) -> _Canvases:
+    def empty(cls, ids: Tensor, mask: Tensor, *, prompt: int, most_drafts: int) -> _Canvases:
         completion = ids[:, prompt:]
         return cls(
             ids=ids,

@@ -8,10 +8,12 @@ from flowgrpo.mdlm.decoding.decoders import DECODERS
 from flowgrpo.mdlm.methods.credit import Depthwise, Nested, Siblings, StepGain, Terminal
 from flowgrpo.mdlm.methods.decoder_options import Rollouts
 from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
+from flowgrpo.mdlm.methods.likelihoods.all_blocks import AllBlocks
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
 from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.one_token import OneToken
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled
 from flowgrpo.mdlm.methods.trees import Branch, Chain
@@ -23,10 +25,10 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "tree": named(Chain, Branch),
     "schedule": named(Unscheduled, LearnedSchedule),
     "hints": named(NoHints, Inpainting),
-    "likelihood": LIKELIHOODS,
+    "likelihood": {**LIKELIHOODS, **named(AllBlocks)},
     "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain),
     "baseline": BASELINES,
-    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast),
+    "objective": named(TokenRatio, SequenceRatio, PrefixRatio, LinearBound, Sandwich, Regression, Contrast, OneToken),
     "aggregation": dict.fromkeys(AGGREGATIONS, Aggregation),
 }
 

@@ -93,7 +93,8 @@ def backward(
     for some in together:
         rows = torch.cat([call.rows for call in some]).unique()
         local = [Call(call.views, torch.searchsorted(rows, call.rows)) for call in some]
-        evaluate = [partial(log_probs, predictor, answers, views, call) for call in some]
+        score = objective.token_score
+        evaluate = [partial(log_probs, predictor, answers, views, call, score=score) for call in some]
         if len(some) == 1:
             active = idle[:, rows]
             idle[:, rows] = False

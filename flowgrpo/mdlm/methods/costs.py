@@ -1,8 +1,8 @@
 """Model evaluations of one iteration of each preset, and the gain that was measured for 20,000 of them.
 
 `COSTS` are the numbers of `flowgrpo plan` for one prompt: 8 answers of 32 tokens, written one token a step, in one pass
-of one update. Those of igpo are the most, if its group fails. `GAINS` are the gain of accuracy and its error on the
-model `digits` (docs/mdlm.md).
+of one update. Those of igpo are the most, if its group fails; so is the update of espo, whose views may be empty. `GAINS`
+are the gain of accuracy and its error on the model `digits` (docs/mdlm.md).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ COSTS: dict[str, tuple[int, ...]] = {
     "coupled_grpo": (256, 48),
     "gdpo": (256, 24),
     "bgpo": (256, 128),
+    "espo": (256, 64),
     "cj_grpo": (256, 512),
     "just_grpo": (256, 256),
     "igpo": (512, 20),
     "spg": (256, 16),
     "trace_rl": (256, 32),
+    "ebpo": (256, 128),
     "co_grpo": (256, 256),
     "d_tree_rpo": (160, 20),
     "tempo": (176, 176),

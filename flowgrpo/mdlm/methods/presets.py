@@ -103,6 +103,21 @@ _ROWS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         decoder=_at_temperature("low_confidence", 0.6),
     ),
+    # ESPO: arXiv 2512.03759 and ML-GSAI/ESPO, with its numbers for GSM8K and MATH (beta is 3e-3 for Countdown, whose clip is
+    # 0, and 1e-2 for Sudoku and code): the whole canvas is trained on, tokens behind the end included.
+    # 1. Each answer draws its own numbers of hidden tokens; there those of a device's batch are at equal distances.
+    # 2. The reference is fixed; there, with all weights trained, it moves 0.6 of the way to the policy every 64 steps.
+    # 3. LoRA without dropout; there 0.05.
+    "espo": _row(
+        {"name": "monte_carlo", "masks": "exact_k", "draws": 2, "antithetic": True, "scope": "canvas"},
+        {
+            "name": "sequence_ratio",
+            "clip_range": 0.2,
+            "kl": {"form": "k2", "beta": 1e-3, "level": "sequence"},
+        },
+        aggregation="sequence_mean",
+        baseline=_LEAVE_ONE_OUT,
+    ),
     # CJ-GRPO: arXiv 2509.23924 and yjyddq/EOSER-ASS-RL: the whole canvas is trained on, tokens behind the end included.
     # 1. The decoder is the code's semi-autoregressive one; the paper's best is `decoder: eoser_ass`.
     "cj_grpo": _row(
@@ -156,6 +171,18 @@ _ROWS: dict[str, PresetRow] = {
         aggregation="step_mean",
         baseline={"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
         decoder=_at_temperature("low_confidence", 0.8),
+    ),
+    # EBPO (LLaDA2.1): arXiv 2602.08676, equations 4 and 5, and its form in yjyddq/DARE with the numbers for LLaDA2-mini; its
+    # own code was not at hand. The log ratio is that of the whole answer, so it is clipped in log space.
+    # 1. Log ratios above 20 have no gradient; there that of a bad answer grows as exp.
+    # 2. Tokens behind the end are hidden in all views; there the row ends with the answer.
+    # 3. Written tokens are not edited, as in DARE; the paper's rollouts edit them.
+    "ebpo": _row(
+        {"name": "all_blocks", "draws": 16},
+        {"name": "sequence_ratio", "clip_range": 0.2, "normalised": False},
+        aggregation="sequence_mean",
+        baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
+        decoder={**_at_temperature("block_refinement", 0.6), "eos_early_stop": True},
     ),
     # Co-GRPO: arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
     # 1. The distribution of the schedule's actions, the clip, the baseline and the aggregation are ours.
@@ -217,6 +244,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.learning_rate": 5e-7,
         "train.optimizer.weight_decay": 0.01,
     },
+    "espo": {  # for GSM8K
+        **_D1,
+        "algorithm.decoder.steps": 256,
+        "train.passes": 8,
+        "train.optimizer.weight_decay": 0.01,
+    },
     "cj_grpo": {**_D1, "algorithm.decoder.region.block_length": 128},
     "just_grpo": {
         **_ALL_WEIGHTS,
@@ -244,6 +277,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.learning_rate": 1e-6,
         "train.ema": None,
         "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
+    },
+    "ebpo": {  # DARE's for LLaDA2-mini and mathematics, whose 1,024 steps for a block of 32 are at least one token a step
+        **_ALL_WEIGHTS,
+        "model.length": 2048,
+        "algorithm.decoder.steps": 2048,
+        "algorithm.decoder.region.block_length": 32,
+        "train.groups": 16,
+        "train.group_size": 8,
+        "train.passes": 1,
+        "train.learning_rate": 5e-7,
+        "train.optimizer.weight_decay": 0.01,
         "train.max_grad_norm": 1.0,
     },
     "co_grpo": {},  # its code was not at hand

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import NO_BRANCHES, Branching, place_splits
+from flowgrpo.mdlm.decoding.rules.commit_rules import Committer
+from flowgrpo.mdlm.decoding.tokens.branching import NO_BRANCHES, Branching, Place
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.tree_credit import TreePaths
@@ -162,3 +163,21 @@ def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branch
         lines.append(line[:0:-1])
     paths = TreePaths(parent=parent, step=step, group=groups, root=roots, lines=lines)
     return Branches(paths, torch.tensor([line[::-1] for line in lines], dtype=torch.long).reshape(-1, splits + 1))
+
+
+def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:
+    """Return the places at some shares of a decoder's steps, or of its blocks if it is not paced.
+
+    Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
+    """
+    frame, blocks, committer = decoder.frame, len(decoder.region.ends), decoder.committer
+    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
+    of_block = committer.block_steps(frame)
+    parts, unit = (blocks, "blocks") if of_block is None else (frame.steps, "steps")
+    at = [round(share * parts) for share in shares]
+    if at != sorted({*at}) or not at[0] > 0 or at[-1] >= parts:
+        nearest = f", take {' or '.join(f'{k / parts:g}' for k in sorted({1, parts // 2, parts - 1}))}" * (parts > 1)
+        raise InputError(f"{place}: {list(shares)} are not ascending places inside a decode of {parts} {unit}{nearest}")
+    if of_block is None:
+        return tuple((number, 0) for number in at)
+    return tuple(divmod(number, of_block) for number in at)

@@ -26,6 +26,7 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
 from flowgrpo.mdlm.methods.presets import PUBLISHED
+from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import check_weights
 from flowgrpo.mdlm.planning.decoder_steps import (
@@ -73,7 +74,9 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
 
 def _plan(config: TextConfig) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
-    check_solutions(algorithm.hints, [prompt.columns for prompt in prompts.load_split(config.prompts, "train")])
+    columns = [prompt.columns for prompt in prompts.load_split(config.prompts, "train")]
+    check_solutions(algorithm.hints, columns)
+    check_every_solution(algorithm.objective.solutions, columns)
     scorer.rewards(config.rewards, config.eval_rewards)
     decoder = training_decoder(config)
     walk, cost = count_decoder_steps(decoder), predict_cost(config)
@@ -180,9 +183,12 @@ def predict_cost(config: TextConfig) -> Cost:
         round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
     )
     rollout_fixed = walk.fixed and share_fixed if local else rollout == 0
+    if algorithm.objective.solutions is not None:
+        rollout, rollout_fixed = 0, True
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)
-    old = train.passes * train.updates > 1 and not likelihood.recorded(decoder)
+    own = algorithm.objective.solutions is None
+    old = own and train.passes * train.updates > 1 and not likelihood.recorded(decoder)
     reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     of_answers = trained * views

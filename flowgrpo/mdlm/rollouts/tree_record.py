@@ -59,7 +59,9 @@ def build_kept_trees(
         known: dict[tuple[int, int], int] = {}  # (edge, column) -> node; one start for the answers of a tree
         for place in places:
             text, parent = texts[place], None
-            for column, edge, moment, steps, unit in _canvases(config, batch, text, place, of_branches[place]):
+            for column, edge, moment, steps, unit in _canvases(
+                config, batch, text, place=place, units=of_branches[place]
+            ):
                 node = known.setdefault((edge, column), len(nodes))
                 if node == len(nodes):
                     state = _node(text, moment, steps, column=column, parent=parent)
@@ -97,7 +99,7 @@ def build_kept_trees(
 
 
 def _canvases(
-    config: TextConfig, batch: Batch, text: Text, place: int, units: Sequence[int]
+    config: TextConfig, batch: Batch, text: Text, *, place: int, units: Sequence[int]
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield the canvases of an answer: column, edge (below 0: the start), step, all steps, and the branch's unit or -1."""
     edges, steps = batch.branches.edge[place].tolist(), max(1, 1 + max(text.steps))

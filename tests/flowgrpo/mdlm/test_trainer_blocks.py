@@ -63,7 +63,9 @@ def test_the_steps_of_a_decoder_are_the_most_of_any_prompt(spec, length, expecte
     assert min(taken) == walk.steps or not walk.fixed
 
 
-@pytest.mark.parametrize(("preset", "views"), [("just_grpo", 4), ("cj_grpo", 4), ("trace_rl", 1), ("gdpo", 3)])
+@pytest.mark.parametrize(
+    ("preset", "views"), [("just_grpo", 4), ("cj_grpo", 4), ("trace_rl", 1), ("gdpo", 3), ("ebpo", 16)]
+)
 def test_a_view_scores_all_blocks(settings, preset, views):
     assert plan(settings(algorithm__preset=preset, **BLOCK))["geometry"]["views"] == views
 

@@ -17,6 +17,11 @@ def portions(logits: Tensor) -> Iterator[slice]:
         yield slice(first, first + size)
 
 
+def fine(logits: Tensor) -> Tensor:
+    """Return logits in float32, or as they are if they are finer."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def concatenate(parts: list[Tensor]) -> Tensor:
     """Concatenate the results of all portions; a single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from flowgrpo.mdlm.decoding.tokens.logit_chunks import portions
+from flowgrpo.mdlm.decoding.tokens.logit_chunks import fine, portions
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 
 Tensor = torch.Tensor
+TokenScore = Callable[[Tensor, Tensor], Tensor]  # of logits (N, V) and tokens (N,), a number for each token (N,)
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,12 @@ def _cut(chosen: Tensor, rows: Tensor, micro_batch: int) -> list[Call]:
     ]
 
 
-def log_probs(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> Tensor:
+def log_probs(
+    predictor: MaskPredictor, answers: Answers, views: Views, call: Call, *, score: TokenScore | None = None
+) -> Tensor:
     """Return log p (N, L) of the tokens scored in each evaluation of a call, 0 elsewhere; with gradient unless disabled.
 
-    The softmax is over the model's own logits, without temperature, in float32 or finer.
+    The softmax is over the model's own logits, without temperature, in float32 or finer. `score` takes the place of log p.
     """
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
@@ -95,7 +98,7 @@ def log_probs(predictor: MaskPredictor, answers: Answers, views: Views, call: Ca
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
     mask, start = answers.attention_mask[call.rows], answers.prompt_length
     clean = {} if answers.block_size is None else {"clean": torch.cat([seen[:, :start], ids[:, start:]], dim=1)}
-    picked = _Picked.apply(predictor.logits_at(seen, mask, where, **clean), ids[where])
+    picked = (score or _Picked.apply)(predictor.logits_at(seen, mask, where, **clean), ids[where])
     return picked.new_zeros(scored.shape).masked_scatter(scored, picked)
 
 
@@ -108,8 +111,8 @@ class _Picked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(logits, tokens)
-        parts = [_fine(logits[rows]).log_softmax(-1).gather(-1, tokens[rows, None])[:, 0] for rows in portions(logits)]
-        return torch.cat(parts) if parts else _fine(logits[:, 0])
+        parts = [fine(logits[rows]).log_softmax(-1).gather(-1, tokens[rows, None])[:, 0] for rows in portions(logits)]
+        return torch.cat(parts) if parts else fine(logits[:, 0])
 
     @staticmethod
     @once_differentiable
@@ -118,12 +121,8 @@ class _Picked(torch.autograd.Function):
         gradient = torch.empty_like(logits)
         for rows in portions(logits):
             by = slope[rows, None]
-            gradient[rows] = _fine(logits[rows]).softmax(-1).mul_(-by).scatter_add_(-1, tokens[rows, None], by)
+            gradient[rows] = fine(logits[rows]).softmax(-1).mul_(-by).scatter_add_(-1, tokens[rows, None], by)
         return gradient, None
-
-
-def _fine(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def scatter(results: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:

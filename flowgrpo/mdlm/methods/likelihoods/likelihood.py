@@ -164,8 +164,9 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
     """Monte Carlo ELBO with k ~ U{1..L} hidden tokens, weight L / k, mean over `draws`. Unbiased.
 
     Args:
-        stratified: k_j = k_0 + floor(j L / draws), wrapped into 1..L. Like LLaDA's evaluation, which instead rounds
-            j L / draws + k_0 to even, so that some k are a little likelier.
+        stratified: k_j = k_0 + floor(j L / draws), wrapped into 1..L. Like LLaDA's evaluation and VRPO's estimator (arXiv
+            2505.19223: as many k as draws, a mask for each), which instead round j L / draws + k_0 to even, so that some k
+            are a little likelier. They are equal if the draws divide L.
         antithetic: ESPO's pairs (arXiv 2512.03759): k ~ U{0..L}, the set at weight (L + 1) / k and its complement at
             (L + 1) / (L - k), halved. For k = 0 or L one of the two is empty, and half of the sum is missing; pairs of
             `coupled` are never empty.

@@ -152,6 +152,16 @@ class Objective(Choice):
         def kl(self) -> Divergence:
             """The KL term."""
 
+    @property
+    def solutions(self) -> str | None:
+        """Column of the prompts whose texts are trained on; None: the policy's own answers."""
+        return None
+
+    @property
+    def token_score(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Function of logits (N, V) and tokens (N,) whose result (N,) is `LossInputs.new`; None: log p of the tokens."""
+        return None
+
     def separable(self, views: Views) -> bool:
         """Return whether the loss is a sum over views, so that it can be computed for some of them at a time."""
         return False

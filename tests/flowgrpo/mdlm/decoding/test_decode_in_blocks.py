@@ -162,6 +162,25 @@ def test_tokens_are_drawn_given_finished_blocks_in_any_batch(name, shift, cache)
     assert predictor.evaluations - before == int(whole.nfe.sum()) * 3
 
 
+@pytest.mark.parametrize("model", [llama, qwen, qwen3])
+def test_in_float32_a_cache_moves_no_log_probability_by_more_than_rounding(model):
+    """Of a predictor of its own class, with prompts that end elsewhere in their blocks."""
+    predictor, (ids, mask) = MaskPredictor(model().float(), MASK, PAD, block_size=SIZE), padded(PROMPTS)
+    found = []
+    for kind in (None, "prefix"):
+        written = {
+            "name": "threshold",
+            "committer": {"threshold": 0.4},
+            "proposal": {"temperature": 1.0},
+            "cache": kind,
+        }
+        found.append(decode(predictor, ids, build(written, 12, EOS, predictor), SEEDS, attention_mask=mask))
+    plain, cached = found
+    assert torch.equal(plain.ids, cached.ids)
+    assert torch.equal(plain.step_map, cached.step_map)
+    torch.testing.assert_close(plain.commit_logp, cached.commit_logp, rtol=0, atol=1e-5)
+
+
 def test_a_cached_decode_feeds_two_blocks_at_most():
     predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=SIZE), []
     predictor.model.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))

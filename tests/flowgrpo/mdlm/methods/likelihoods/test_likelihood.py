@@ -11,6 +11,7 @@ import torch
 from toy_predictor import MASK, PLANS, Toy, answers, copies
 
 from flowgrpo.mdlm.methods.likelihoods import likelihood
+from flowgrpo.mdlm.methods.likelihoods.all_blocks import all_blocks
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 
@@ -23,6 +24,7 @@ UNBIASED = {
     "exact_k stratified": partial(likelihood.exact_k, draws=4, stratified=True),
     "exact_k antithetic": partial(likelihood.exact_k, antithetic=True),
     "exact_k both": partial(likelihood.exact_k, draws=4, stratified=True, antithetic=True),
+    "all_blocks": partial(all_blocks, draws=4),
     "quadrature of bernoulli masks": partial(likelihood.quadrature, nodes=3, masks="bernoulli"),
 }
 
@@ -79,6 +81,20 @@ def test_the_mean_is_the_elbo_of_all_masks(name, scope):
     mean, error = spread(UNBIASED[name], given, toy)
     assert abs(mean - exact.elbo) < 4 * error
     assert error < 0.05 * abs(exact.elbo)
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3, 6])
+def test_stratified_exact_k_is_the_estimator_of_vrpo(draws):
+    """Six tokens, which the draws divide: round(k + j 6 / draws) hidden tokens, one mask each, weight 6 / count."""
+    many = copies(answers(scope="canvas"), 200)
+    views = likelihood.exact_k(many, draws, stratified=True)
+    counts = views.scored.sum(2)  # (draws, rows)
+    released = [(np.round(counts[0].numpy() + j * 6 / draws) - 1) % 6 + 1 for j in range(draws)]
+    assert counts.tolist() == np.stack(released).tolist()
+    assert set(counts[0].tolist()) == {1, 2, 3, 4, 5, 6}
+    torch.testing.assert_close(views.weight, views.scored * 6 / (counts * draws)[:, :, None])
+    again = likelihood.exact_k(many, draws, stratified=True)  # for the reference, which shares the masks
+    assert torch.equal(again.hidden, views.hidden)
 
 
 def test_the_elbo_is_the_mean_of_all_orders():

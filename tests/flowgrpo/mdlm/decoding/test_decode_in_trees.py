@@ -5,10 +5,11 @@ import torch
 from predictors import MASK, PAD, llama
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.branching import Branching, place_splits
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.decoding.tokens.branching import Branching
+from flowgrpo.mdlm.methods.trees import place_splits
 
 EOS, LENGTH = 13, 8
 PROMPT = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]]).repeat_interleave(4, 0)
