@@ -23,9 +23,10 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
+from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from rewards.base import default_name, nearest
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -219,12 +220,8 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, self._reward_names)
-        rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        if rank_by is not None and rank_by not in self._reward_names:
-            raise InputError(
-                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self._reward_names)}"
-            )
+            _check_success(hints.reward, self.reward_names)
+        _ = self.ranking  # raises where no reward has its name
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
@@ -232,14 +229,9 @@ class TextConfig(RunConfig):
         return self
 
     @property
-    def _reward_names(self) -> list[str]:
-        return [use.name or default_name(use.use) for use in self.rewards]
-
-    @property
     def ranking(self) -> int | None:
         """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
-        rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        return None if rank_by is None else self._reward_names.index(rank_by)
+        return rank_index(self.algorithm.objective, self.reward_names)
 
 
 def _check_success(name: str | None, rewards: list[str]) -> None:

@@ -104,7 +104,7 @@ BELOW = {
         "flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.offline": (
-        "samplers rewards errors data training.advantages training.model_files training.prompts "
+        "samplers errors data training.advantages training.model_files training.prompts "
         "training.distributed training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
     ),
     "flowgrpo.flow.updates": (
