@@ -25,12 +25,12 @@ def alone(total: Tensor) -> Tensor:
 
 
 def token_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Weigh every scored token alike, so that long answers weigh more (diffu-GRPO, DAPO, SPG)."""
+    """Weigh every scored token alike, so that long answers weigh more (DAPO, arXiv 2503.14476; diffu-GRPO, SPG)."""
     return _over(scored.float(), reduce)
 
 
 def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Weigh every answer alike, and its tokens alike (GRPO, GDPO)."""
+    """Weigh every answer alike, and its tokens alike (GRPO, arXiv 2402.03300; GDPO)."""
     return _over(scored / scored.sum(1, keepdim=True).clamp(min=1), reduce)
 
 
@@ -45,7 +45,7 @@ def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = 
 def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
     """Weigh each scored token 1 / (N L), with L the canvas's length and N the number of answers with A != 0.
 
-    So no answer is divided by its own length. From JustGRPO; in Dr. GRPO N is the number of all answers.
+    So no answer is divided by its own length. From JustGRPO; in Dr. GRPO (arXiv 2503.20783) N is the number of all answers.
     """
     answers = reduce((advantage != 0).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
