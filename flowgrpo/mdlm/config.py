@@ -13,7 +13,7 @@ from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
@@ -150,9 +150,19 @@ class TextAlgorithm(AlgorithmSection):
                     raise InputError(
                         f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
                     )
+        if self.aggregation.shape is not None and not isinstance(self.objective, TokenRatio | PrefixRatio):
+            raise InputError(
+                f"algorithm.aggregation.shape: it weighs tokens, and {self.objective.name} has one loss for each answer; "
+                "take objective=token_ratio or prefix_ratio, or null"
+            )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Return whether the update uses the entropy of the tokens' predictions."""
+        return self.aggregation.shape is not None and self.aggregation.shape.needs_entropy
 
     @override
     def roots(self, group_size: int) -> int:

@@ -12,9 +12,10 @@ from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
-from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
@@ -39,6 +40,7 @@ class UpdateBatch:
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
+        entropy: (B, L) entropy of each token's prediction under that policy; None if no rule uses it.
         correction: (B, L) importance weight of each token that an engine drew; None if no engine sent log-probabilities.
     """
 
@@ -51,11 +53,13 @@ class UpdateBatch:
     views: Views
     old: Tensor | None
     reference: Tensor | None
+    entropy: Tensor | None = None
     correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
         """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient."""
-        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
+        entropy = None if self.entropy is None else self.entropy[None]
+        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference, entropy) if each is not None]
         if not known or torch.stack(known).all():
             return self
         index = torch.stack(known).all(0).nonzero()[:, 0]
@@ -70,6 +74,7 @@ class UpdateBatch:
             views=self.views.of(index),
             old=None if self.old is None else self.old[:, index],
             reference=None if self.reference is None else self.reference[:, index],
+            entropy=None if self.entropy is None else self.entropy[index],
             correction=None if self.correction is None else self.correction[index],
         )
 
@@ -129,23 +134,34 @@ def update_batches(
                 with weights.reference():
                     reference = log_probs(policy, batches[-1], config)
                 batches[-1] = replace(batches[-1], reference=reference)
-    if likelihood.recorded(batch.decoder):
-        batches = [replace(each, old=_committed(each, rollout)) for each in batches]
-    elif train.passes * train.updates > 1 or versions.of(batch.iteration) is not None:
-        # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
+    recorded = likelihood.recorded(batch.decoder)
+    # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
+    moves = train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
+    if (moves and not recorded) or config.algorithm.needs_entropy:
         with versions.rolling_out(batch.iteration):
-            batches = [replace(each, old=log_probs(policy, each, config)) for each in batches]
+            batches = [_before(policy, each, config, moves=moves) for each in batches]
+    if recorded:
+        batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     return batches * (train.passes // mask_draws)
 
 
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
-    """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere.
+    """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere."""
+    return _estimate(policy, update_batch, config).each
 
-    Evaluations are grouped into the same calls as in the update, so that both have the same rounding.
-    """
+
+def _before(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, *, moves: bool) -> UpdateBatch:
+    """Add what the update needs of the policy that sampled: its log-probabilities if the ratios move, its entropies."""
+    found = _estimate(policy, update_batch, config)
+    entropy = found.token_entropy if config.algorithm.needs_entropy else None
+    return replace(update_batch, old=found.each if moves else None, entropy=entropy)
+
+
+def _estimate(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> LogProb:
+    """Return the estimate under the current weights, from the calls of the update, so that both have the same rounding."""
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
-    rows = config.train.update_rows
-    return estimate(policy.predictor, update_batch.answers, views, rows, separable=separable).each
+    options = {"separable": separable, "entropy": config.algorithm.needs_entropy}
+    return estimate(policy.predictor, update_batch.answers, views, config.train.update_rows, **options)
 
 
 def update_on(
@@ -171,7 +187,7 @@ def update_on(
     # Computed from `answers.scored`, not from the views: a weight must not depend on the masks.
     token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, collectives.sum)
     # The weights are not normalised again after the next two factors.
-    token_weight = token_weight * update_batch.weight.float()[:, None]
+    token_weight = token_weight * update_batch.weight.float()[:, None] * _shape(config, update_batch, collectives)
     if update_batch.correction is not None:
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
@@ -222,6 +238,23 @@ def scored_tokens(config: TextConfig, policy: TextPolicy, batch: Batch) -> Tenso
             policy.predictor, rollout, scope, share=hints.entropy, micro_batch=config.train.update_rows
         )
     return scored
+
+
+def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectives) -> Tensor:
+    """Return the weights (B, L) of `aggregation.shape`, 1 without one; a collective call with one."""
+    shape, answers, views = config.algorithm.aggregation.shape, update_batch.answers, update_batch.views
+    scored = views.scored.any(0)
+    if shape is None:
+        return torch.ones_like(scored, dtype=torch.float32)
+    tokens = Tokens(
+        advantage=update_batch.advantage.float(),
+        group=update_batch.group,
+        ids=answers.ids[:, answers.prompt_length :],
+        scored=scored,
+        step=views.first,
+        entropy=torch.zeros_like(scored, dtype=torch.float32) if update_batch.entropy is None else update_batch.entropy,
+    )
+    return shape_tokens(shape, tokens, collectives.gather, collectives.accelerator.process_index)
 
 
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:

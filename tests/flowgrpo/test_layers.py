@@ -156,7 +156,7 @@ BELOW = {
         "samplers schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode"
     ),
     "flowgrpo.mdlm.decoding.rules": "errors schema mdlm.decoding.tokens mdlm.decoding.controller",
-    "flowgrpo.mdlm.methods.objectives": "schema training.advantages mdlm.methods.likelihoods",
+    "flowgrpo.mdlm.methods.objectives": "errors schema training.advantages mdlm.methods.likelihoods",
     "flowgrpo.mdlm.decoding.decoders": (
         "rewards errors schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.rules"
     ),

@@ -43,6 +43,14 @@ from rewards import RewardError
         ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
+        (
+            {"algorithm__aggregation__shape": {"rule": "conflict", "share": 0.5}},
+            "^algorithm.aggregation.shape.share: conflict has none, take rule=largest",
+        ),
+        (
+            {"algorithm__preset": "gdpo", "algorithm__aggregation__shape": {"rule": "confident"}},
+            "^algorithm.aggregation.shape: it weighs tokens, and sequence_ratio has one loss .* take objective=token_ratio",
+        ),
         ({"algorithm__objective": "regression", "train__split": "samples"}, "^train.split: regression compares .* groups"),
         (
             {"algorithm__objective": "regression", "train__groups": 3, "train__updates": 1, "run__processes": 2},

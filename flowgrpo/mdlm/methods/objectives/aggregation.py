@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from flowgrpo.mdlm.methods.objectives.token_shapes import Shape
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
@@ -70,6 +71,8 @@ class Aggregation(Choice):
     """The weights of tokens, by `name`."""
 
     name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
+    shape: Shape | None = None
+    """Weights of single tokens beside it, by their entropy or by other answers; null: none."""
 
     @property
     def weights(self) -> Aggregate:

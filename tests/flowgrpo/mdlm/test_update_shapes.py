@@ -1,0 +1,49 @@
+"""Optimizer steps on texts whose tokens have weights of their own."""
+
+import pytest
+import runs
+
+from flowgrpo.commands.runs import train as run
+from flowgrpo.mdlm import update
+
+
+def watched(settings, monkeypatch, rule, **overrides):
+    """A run, and for each of its optimizer steps the batch and the weights of tokens that the loss gets."""
+    seen, real = [], update.backward
+
+    def backward(*arguments, **options):
+        seen.append(options["token_weight"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(update, "backward", backward)
+    few = {"train__iterations": 1, "train__updates": 1, "eval__prompts": 1, "eval__save": 0}
+    shape = None if rule is None else {"rule": rule}
+    chosen = settings(**few, algorithm__aggregation__shape=shape, **overrides)
+    return run.train_config(chosen), seen
+
+
+@pytest.mark.parametrize(
+    ("preset", "rule"),
+    [("diffu_grpo", "confident"), ("cj_grpo", "uncertain"), ("just_grpo", "largest"), ("cj_grpo", "conflict")],
+)
+def test_the_loss_gets_the_weights_of_the_rule(settings, monkeypatch, preset, rule):
+    names = {name: {"algorithm__preset": preset, "run__name": name, "algorithm__aggregation__name": "token_mean"}
+             for name in ("plain", "shaped")}  # fmt: skip
+    _, (plain,) = watched(settings, monkeypatch, None, **names["plain"])
+    monkeypatch.undo()
+    done, (shaped,) = watched(settings, monkeypatch, rule, **names["shaped"])
+    assert shaped.sum().item() == pytest.approx(plain.sum().item(), rel=1e-5)
+    assert not shaped[plain == 0].any()
+    assert (shaped - plain).abs().max() > 1e-4
+    assert runs.metrics(done.folder)[0]["policy/skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("rule", ["uncertain", "confident"])
+def test_recorded_log_probabilities_stay_those_of_the_decoder(settings, monkeypatch, rule):
+    """The pass that finds the entropies must not replace them: the first ratios are those of a run without it."""
+    lines = []
+    for name, chosen in (("plain", None), ("shaped", rule)):
+        overrides = {"algorithm__preset": "cj_grpo", "run__name": name, "train__learning_rate": 1e-12}
+        lines.append(runs.metrics(watched(settings, monkeypatch, chosen, **overrides)[0].folder)[0])
+        monkeypatch.undo()
+    assert lines[0]["policy/max_abs_log_ratio"] == lines[1]["policy/max_abs_log_ratio"] is not None
