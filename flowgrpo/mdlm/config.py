@@ -150,6 +150,7 @@ class TextAlgorithm(AlgorithmSection):
                     raise InputError(
                         f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
                     )
+        self._check_covariance()
         if self.aggregation.shape is not None and not isinstance(self.objective, TokenRatio | PrefixRatio):
             raise InputError(
                 f"algorithm.aggregation.shape: it weighs tokens, and {self.objective.name} has one loss for each answer; "
@@ -158,6 +159,21 @@ class TextAlgorithm(AlgorithmSection):
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         return self
+
+    def _check_covariance(self) -> None:
+        """Raise InputError for options of a clip beside KL-Cov, which has none."""
+        objective = self.objective
+        if isinstance(objective, TokenRatio) and objective.covariance is not None and objective.covariance.rule == "kl":
+            for option, plain in (("surrogate", "clip"), ("dual", None), ("gate", None)):
+                if getattr(objective, option) != plain:
+                    raise InputError(
+                        f"algorithm.objective.{option}: with covariance.rule=kl no ratio is clipped, take {plain or 'null'}"
+                    )
+
+    @property
+    def needs_old(self) -> bool:
+        """Return whether even a first optimizer step uses the log-probabilities under the policy that sampled."""
+        return getattr(self.objective, "covariance", None) is not None
 
     @property
     def needs_entropy(self) -> bool:

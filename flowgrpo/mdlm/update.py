@@ -13,7 +13,8 @@ from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
-from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
+from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
 from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
@@ -137,9 +138,10 @@ def update_batches(
     recorded = likelihood.recorded(batch.decoder)
     # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
     moves = train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
-    if (moves and not recorded) or config.algorithm.needs_entropy:
+    needs_old = moves or config.algorithm.needs_old
+    if (needs_old and not recorded) or config.algorithm.needs_entropy:
         with versions.rolling_out(batch.iteration):
-            batches = [_before(policy, each, config, moves=moves) for each in batches]
+            batches = [_before(policy, each, config, needs_old=needs_old) for each in batches]
     if recorded:
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     return batches * (train.passes // mask_draws)
@@ -150,11 +152,11 @@ def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig)
     return _estimate(policy, update_batch, config).each
 
 
-def _before(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, *, moves: bool) -> UpdateBatch:
-    """Add what the update needs of the policy that sampled: its log-probabilities if the ratios move, its entropies."""
+def _before(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, *, needs_old: bool) -> UpdateBatch:
+    """Add what the update needs of the policy that sampled: its log-probabilities, its entropies."""
     found = _estimate(policy, update_batch, config)
     entropy = found.token_entropy if config.algorithm.needs_entropy else None
-    return replace(update_batch, old=found.each if moves else None, entropy=entropy)
+    return replace(update_batch, old=found.each if needs_old else None, entropy=entropy)
 
 
 def _estimate(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> LogProb:
@@ -188,6 +190,7 @@ def update_on(
     token_weight = algorithm.aggregation.weights(answers.scored, advantage, views.first, collectives.sum)
     # The weights are not normalised again after the next two factors.
     token_weight = token_weight * update_batch.weight.float()[:, None] * _shape(config, update_batch, collectives)
+    chosen = _choose(config, update_batch, collectives)
     if update_batch.correction is not None:
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
@@ -207,6 +210,7 @@ def update_on(
             old=update_batch.old,
             reference=update_batch.reference,
             micro_batch=train.update_rows,
+            chosen=chosen,
             send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
@@ -255,6 +259,21 @@ def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectiv
         entropy=torch.zeros_like(scored, dtype=torch.float32) if update_batch.entropy is None else update_batch.entropy,
     )
     return shape_tokens(shape, tokens, collectives.gather, collectives.accelerator.process_index)
+
+
+def _choose(config: TextConfig, update_batch: UpdateBatch, collectives: Collectives) -> Tensor | None:
+    """Return the tokens (B, L) bool that `objective.covariance` chooses, None without one; a collective call with one."""
+    covariance, views = getattr(config.algorithm.objective, "covariance", None), update_batch.views
+    if covariance is None:
+        return None
+    assert update_batch.old is not None, "`needs_old` asked for it"
+    tokens = ScoredTokens(
+        advantage=update_batch.advantage.float(),
+        scored=views.scored.any(0),
+        log_prob=(views.weight * update_batch.old).sum(0),
+        draw=token_draws(update_batch.answers, "covariance"),
+    )
+    return choose_tokens(covariance, tokens, collectives.gather, collectives.accelerator.process_index)
 
 
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:

@@ -92,6 +92,10 @@ SELECTED = {"select": {"rule": "max_variance", "fraction": 0.5}}
         "algorithm.objective.penalty: samples of the live policy do not tell its divergence from the reference one",
     ),
     (
+        {**FLOW, "algorithm": {"objective": {"covariance": {"rule": "clip"}}}},
+        "algorithm.objective.covariance: the log-probability of a flow's step is that of its noise",
+    ),
+    (
         {**FLOW, "algorithm": {"preset": "dpo", "objective": {"name": "contrast", "rank_by": "shape"}}},
         "algorithm.objective.rank_by: 'shape' is not one of rewards, did you mean 'shapes'?",
     ),

@@ -283,7 +283,8 @@ def predict_cost(config: TextConfig) -> Cost:
     rollout_fixed = walk.fixed if local else rollout == 0
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)
-    old = (train.passes * train.updates > 1 and not likelihood.recorded(decoder)) or algorithm.needs_entropy
+    moves = train.passes * train.updates > 1 or algorithm.needs_old
+    old = (moves and not likelihood.recorded(decoder)) or algorithm.needs_entropy
     reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     learning = trained * views * train.passes

@@ -44,6 +44,18 @@ from rewards import RewardError
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
         (
+            {"algorithm__objective": {"covariance": {"rule": "kl"}, "dual": 3.0}},
+            "^algorithm.objective.dual: with covariance.rule=kl no ratio is clipped, take null",
+        ),
+        (
+            {"algorithm__objective": {"covariance": {"rule": "kl", "bounds": [0.0, 1.0]}}},
+            "^algorithm.objective.covariance.bounds: kl has none, take rule=clip",
+        ),
+        (
+            {"algorithm__objective": {"covariance": {"bounds": [2.0, 1.0]}}},
+            "^algorithm.objective.covariance.bounds: .* write the lower one first",
+        ),
+        (
             {"algorithm__aggregation__shape": {"rule": "conflict", "share": 0.5}},
             "^algorithm.aggregation.shape.share: conflict has none, take rule=largest",
         ),

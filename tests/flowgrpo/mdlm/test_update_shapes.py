@@ -47,3 +47,21 @@ def test_recorded_log_probabilities_stay_those_of_the_decoder(settings, monkeypa
         lines.append(runs.metrics(watched(settings, monkeypatch, chosen, **overrides)[0].folder)[0])
         monkeypatch.undo()
     assert lines[0]["policy/max_abs_log_ratio"] == lines[1]["policy/max_abs_log_ratio"] is not None
+
+
+@pytest.mark.parametrize("rule", ["clip", "kl"])
+def test_a_share_of_tokens_is_chosen_by_their_covariance(settings, monkeypatch, rule):
+    seen, real = [], update.backward
+
+    def backward(*arguments, **options):
+        seen.append(options["chosen"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(update, "backward", backward)
+    bounds = {"bounds": [0.0, 9.0]} if rule == "clip" else {}
+    covariance = {"rule": rule, "share": 0.1, **bounds}
+    few = {"train__iterations": 1, "eval__prompts": 1, "eval__save": 0, "algorithm__preset": "cj_grpo"}
+    done = run.train_config(settings(**few, algorithm__objective__covariance=covariance))
+    assert [int(chosen.sum()) for chosen in seen] == [int(0.1 * chosen.numel()) for chosen in seen] != []
+    line = runs.metrics(done.folder)[0]
+    assert (line["policy/clip_fraction"] > 0) == (rule == "clip")

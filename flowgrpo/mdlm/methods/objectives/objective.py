@@ -16,6 +16,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.methods.objectives.covariance import Covariance
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import (
@@ -47,6 +48,7 @@ class GivenInputs:
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
+    chosen: Tensor | None = None  # (B, L) bool tokens that `covariance` chose; None without one
 
     def of(self, rows: Tensor) -> GivenInputs:
         """Select the inputs of some answers, by their rows (int64)."""
@@ -62,6 +64,7 @@ class GivenInputs:
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
             order=self.order[rows],
+            chosen=None if self.chosen is None else self.chosen[rows],
         )
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
@@ -204,6 +207,9 @@ class TokenRatio(Ratio):
     """A ratio for each token, from its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
 
     name: Literal["token_ratio"] = "token_ratio"
+    covariance: Covariance | None = None
+    """Give tokens whose log-probability moves with the advantage no gradient (Clip-Cov) or a penalty (KL-Cov), so that the
+    entropy does not fall (arXiv 2505.22617); null: none."""
 
     @override
     def separable(self, views: Views) -> bool:
@@ -212,8 +218,17 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage[:, None])
-        return loss.sum() + self.kl.loss(inputs)
+        return (weight * self._each(inputs)).sum() + self.kl.loss(inputs)
+
+    def _each(self, inputs: LossInputs) -> Tensor:
+        """Return the loss (B, L) of each token, without weights."""
+        log_ratio, advantage = self.log_ratio(inputs), inputs.advantage[:, None]
+        if self.covariance is None:
+            return self.ratio_loss(log_ratio, advantage)
+        assert inputs.chosen is not None, "no tokens were chosen"
+        if self.covariance.rule == "clip":
+            return self.ratio_loss(log_ratio, advantage).where(~inputs.chosen, 0.0)
+        return -advantage * bounded_exp(log_ratio) + self.covariance.coefficient * log_ratio.abs() * inputs.chosen
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -222,6 +237,9 @@ class TokenRatio(Ratio):
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.advantage[:, None])
+        if self.covariance is not None:
+            assert inputs.chosen is not None, "no tokens were chosen"
+            stopped = stopped | inputs.chosen if self.covariance.rule == "clip" else torch.zeros_like(stopped)
         return stopped & (inputs.active_weight > 0).any(0)
 
 

@@ -8,13 +8,13 @@ would be of other contexts and at its temperature; for `trajectory` and temperat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.methods.objectives.every_process import Gather, gather_rows
 from flowgrpo.schema.base import Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
@@ -37,10 +37,6 @@ class Tokens:
         """(B, L) advantage of each token."""
         each = self.advantage if self.advantage.ndim == 2 else self.advantage[:, None]
         return each.expand(self.scored.shape)
-
-    def cpu(self) -> Tokens:
-        """Return these tokens in the host's memory."""
-        return Tokens(**{field.name: getattr(self, field.name).detach().cpu() for field in fields(self)})
 
 
 def confident(tokens: Tokens, sharpness: float) -> Tensor:
@@ -146,13 +142,10 @@ class Shape(Strict):
         return torch.ones(tokens.scored.shape).masked_scatter(tokens.scored, (weights / weights.mean()).float())
 
 
-def shape_tokens(shape: Shape, tokens: Tokens, gather: Callable[[list[Any]], list[Any]], rank: int) -> Tensor:
-    """Return the weights (B, L) of the tokens of this process, of mean 1 over all processes; a collective call.
+def shape_tokens(shape: Shape, tokens: Tokens, gather: Gather, rank: int) -> Tensor:
+    """Return the weights (B, L) of this process's tokens, of mean 1 over all processes.
 
-    `gather` concatenates the lists of all processes, `rank` is the number of this one.
+    A collective call; for `gather` and `rank` see `gather_rows`.
     """
-    parts: list[tuple[int, Tokens]] = gather([(rank, tokens.cpu())])
-    every = Tokens(**{name: torch.cat([getattr(part, name) for _, part in parts]) for name in vars(tokens)})
-    lengths = [len(part.group) for _, part in parts]
-    own = [number for number, _ in parts].index(rank)
-    return shape.weights(every).split(lengths)[own].to(tokens.entropy.device)
+    every, own = gather_rows(vars(tokens), gather, rank)
+    return shape.weights(Tokens(**every))[own].to(tokens.entropy.device)

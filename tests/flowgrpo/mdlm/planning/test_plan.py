@@ -74,6 +74,8 @@ FIXED = [
     ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "uncertain"}}, 4, 3 * 4),  # entropies are not recorded
     ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "largest"}}, 4, 3),
     ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "conflict"}}, 4, 2),
+    ("diffu_grpo", {"train__updates": 1, "algorithm__objective__covariance": {"rule": "clip"}}, 4, 3),
+    ("cj_grpo", {"train__updates": 1, "algorithm__objective__covariance": {"rule": "kl"}}, 4, 2 * 4),  # recorded
     ("just_grpo", {"train__updates": 1}, 4, 4),
     ("just_grpo", {"train__passes": 3}, 4, (3 + 1) * 4),
     ("diffu_grpo_fast", {"train__passes": 3}, 4, 3 + 1),

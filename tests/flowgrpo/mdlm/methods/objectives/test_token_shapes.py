@@ -119,13 +119,15 @@ def test_two_processes_weigh_as_one(rule):
     shape, parts = Shape(rule=rule), [rows(TOKENS, torch.tensor([0])), rows(TOKENS, torch.tensor([1, 2]))]
     found = []
     for rank in (0, 1):
-        found.append(shape_tokens(shape, parts[rank], lambda own: list(enumerate(parts)), rank))
+        found.append(
+            shape_tokens(shape, parts[rank], lambda own: [(i, vars(part)) for i, part in enumerate(parts)], rank)
+        )
     torch.testing.assert_close(torch.cat(found), shape.weights(TOKENS))
 
 
 def test_a_process_without_answers_takes_part():
     nothing = rows(TOKENS, torch.tensor([], dtype=torch.long))
-    found = shape_tokens(Shape(rule="uncertain"), nothing, lambda own: [(0, TOKENS), (1, nothing)], 1)
+    found = shape_tokens(Shape(rule="uncertain"), nothing, lambda own: [(0, vars(TOKENS)), (1, vars(nothing))], 1)
     assert found.shape == (0, 4)
     assert Shape(rule="confident").weights(nothing).shape == (0, 4)
 
