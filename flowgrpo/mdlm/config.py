@@ -13,7 +13,7 @@ from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
@@ -151,6 +151,7 @@ class TextAlgorithm(AlgorithmSection):
                         f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
                     )
         self._check_covariance()
+        self._check_means()
         if self.aggregation.shape is not None and not isinstance(self.objective, TokenRatio | PrefixRatio):
             raise InputError(
                 f"algorithm.aggregation.shape: it weighs tokens, and {self.objective.name} has one loss for each answer; "
@@ -169,6 +170,22 @@ class TextAlgorithm(AlgorithmSection):
                     raise InputError(
                         f"algorithm.objective.{option}: with covariance.rule=kl no ratio is clipped, take {plain or 'null'}"
                     )
+
+    def _check_means(self) -> None:
+        """Raise InputError for options that do not fit a mean of the tokens' ratios."""
+        objective = self.objective
+        if not isinstance(objective, SequenceRatio):
+            return
+        for option, plain in (("power", 0.0), ("clamp", None)):
+            if getattr(objective, option) != plain and not objective.normalised:
+                raise InputError(f"algorithm.objective.{option}: it is for a mean over tokens, take normalised=true")
+        for option, plain in (
+            (("surrogate", "clip"), ("dual", None), ("gate", None)) if objective.clamp is not None else ()
+        ):
+            if getattr(objective, option) != plain:
+                raise InputError(
+                    f"algorithm.objective.{option}: with clamp the ratio of an answer is not clipped, take {plain or 'null'}"
+                )
 
     @property
     def needs_old(self) -> bool:

@@ -44,6 +44,14 @@ from rewards import RewardError
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
         (
+            {"algorithm__preset": "gdpo", "algorithm__objective": {"clamp": 0.4, "gate": [1.0, 1.0]}},
+            "^algorithm.objective.gate: with clamp the ratio of an answer is not clipped, take null",
+        ),
+        (
+            {"algorithm__preset": "gdpo", "algorithm__objective": {"power": 1.0, "normalised": False}},
+            "^algorithm.objective.power: it is for a mean over tokens, take normalised=true",
+        ),
+        (
             {"algorithm__objective": {"covariance": {"rule": "kl"}, "dual": 3.0}},
             "^algorithm.objective.dual: with covariance.rule=kl no ratio is clipped, take null",
         ),

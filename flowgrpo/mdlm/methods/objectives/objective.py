@@ -17,11 +17,13 @@ from typing_extensions import override
 
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.covariance import Covariance
+from flowgrpo.mdlm.methods.objectives.sequence_means import clamp_tokens, hoelder_log_mean
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
     Surrogate,
+    both_bounds,
     bounded_exp,
     soft_gate_loss,
     surrogate_loss,
@@ -255,7 +257,7 @@ def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, from the estimate of its whole log-probability (GDPO, arXiv 2510.08554).
+    """One ratio for each answer, from its whole log-probability (GSPO, arXiv 2507.18071; of ELBOs GDPO, arXiv 2510.08554).
 
     ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
     divides the clipped loss by the length, not the log ratio; until the policy moves, both give the same gradient.
@@ -264,19 +266,40 @@ class SequenceRatio(Ratio):
     name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
     """Divide the log ratio by the answer's length (GSPO, ESPO)."""
+    power: float = 0.0
+    """Exponent of the mean of the tokens' ratios: 0, geometric, the plain one; 1, arithmetic; -1, harmonic (HölderPO, arXiv
+    2605.12058)."""
+    clamp: Positive | Pair | None = None
+    """Bounds of the tokens' log ratios, in place of a clip of the answer's ratio, one or [low, high]; the paper's are 0.4
+    (GMPO, arXiv 2507.20673); null: clip."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        loss = inputs.row_weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage)
-        return loss.sum() + self.kl.loss(inputs)
+        ratio = self.log_ratio(inputs)
+        plain = self.clamp is not None
+        each = -inputs.advantage * bounded_exp(ratio) if plain else self.ratio_loss(ratio, inputs.advantage)
+        return (inputs.row_weight * each).sum() + self.kl.loss(inputs)
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        return sequence_log_ratio(inputs, self.normalised)
+        gap = self._clamped(inputs)
+        if self.power == 0:
+            return sequence_log_prob(inputs, gap, self.normalised)
+        return hoelder_log_mean(gap, inputs.active_weight, self.power)
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
+        if self.clamp is None:
+            return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
+        moving = (self._clamped(inputs) == inputs.new - inputs.old) & (inputs.active_weight > 0)
+        return ~moving.any(2).any(0)
+
+    def _clamped(self, inputs: LossInputs) -> Tensor:
+        """Return the log ratios (n, B, L) of the tokens in each view, clamped if asked for."""
+        gap = inputs.new - inputs.old
+        if self.clamp is None:
+            return gap
+        return clamp_tokens(gap, inputs.advantage[:, None], *both_bounds(self.clamp))
 
 
 class Bound(Objective):
