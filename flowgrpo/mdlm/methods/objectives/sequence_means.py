@@ -17,7 +17,7 @@ def hoelder_log_mean(log_ratio: Tensor, weight: Tensor, power: float) -> Tensor:
     top = scaled.detach().where(known, -torch.inf).amax((0, 2), keepdim=True)
     top = top.where(top.isfinite(), 0.0)
     total = weight.sum((0, 2))
-    mean = (weight * torch.exp((scaled - top).where(known, 0.0))).sum((0, 2)) / total.where(total > 0, 1.0)
+    mean = (weight * torch.exp((scaled - top).where(known, 0.0))).sum((0, 2)) / total
     return (mean.where(total > 0, 1.0).log() + top[0, :, 0]) / power
 
 
