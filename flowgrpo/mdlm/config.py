@@ -23,6 +23,7 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
+from flowgrpo.training.advantages.clipped_ratio import both_bounds
 from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
@@ -152,6 +153,7 @@ class TextAlgorithm(AlgorithmSection):
                     )
         self._check_covariance()
         self._check_means()
+        self._check_balance()
         if self.aggregation.shape is not None and not isinstance(self.objective, TokenRatio | PrefixRatio):
             raise InputError(
                 f"algorithm.aggregation.shape: it weighs tokens, and {self.objective.name} has one loss for each answer; "
@@ -186,6 +188,22 @@ class TextAlgorithm(AlgorithmSection):
                 raise InputError(
                     f"algorithm.objective.{option}: with clamp the ratio of an answer is not clipped, take {plain or 'null'}"
                 )
+
+    def _check_balance(self) -> None:
+        """Raise InputError for options that do not go with a clip range that moves."""
+        objective = self.objective
+        if not isinstance(objective, TokenRatio) or objective.balance is None:
+            return
+        if objective.surrogate == "tapered_ratio" or objective.gate is not None:
+            raise InputError("algorithm.objective.balance: without a clip range there is none to move, take null")
+        if objective.covariance is not None and objective.covariance.rule == "kl":
+            raise InputError("algorithm.objective.balance: with covariance.rule=kl no ratio is clipped, take null")
+        (low, high), end = both_bounds(objective.clip_range), objective.balance.end
+        if end[0] > low or end[1] < high:
+            raise InputError(
+                f"algorithm.objective.clip_range: [{low:g}, {high:g}] cannot move to balance.end={end}; take a larger low "
+                "and a smaller high, [0.4, 0.2] say"
+            )
 
     @property
     def needs_old(self) -> bool:

@@ -15,7 +15,7 @@ from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
 from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
@@ -195,7 +195,7 @@ def update_on(
         token_weight = token_weight * update_batch.correction.to(token_weight)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
-    stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
+    stats, objective = UpdateStats(max_abs_log_ratio=None), _balance(config, policy, update_batch, collectives)
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
         outcome = backward(
@@ -216,7 +216,7 @@ def update_on(
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:
             assert schedule is not None, "it drew the actions"
-            loss = _schedule_loss(config, schedule, update_batch, batch)
+            loss = _schedule_loss(objective, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
         optimizer_step(
@@ -276,15 +276,26 @@ def _choose(config: TextConfig, update_batch: UpdateBatch, collectives: Collecti
     return choose_tokens(covariance, tokens, collectives.gather, collectives.accelerator.process_index)
 
 
+def _balance(config: TextConfig, policy: TextPolicy, update_batch: UpdateBatch, collectives: Collectives) -> Objective:
+    """Return the objective of an optimizer step: with `balance` its clip range is found, by a collective call."""
+    objective, views, old = config.algorithm.objective, update_batch.views, update_batch.old
+    if not isinstance(objective, TokenRatio) or objective.balance is None:
+        return objective
+    moved = torch.zeros_like(views.weight) if old is None else log_probs(policy, update_batch, config) - old
+    advantage, scored = update_batch.advantage.float(), views.scored.any(0)
+    each = (advantage if advantage.ndim == 2 else advantage[:, None]).expand(scored.shape)
+    return objective.balanced((views.weight * moved).sum(0)[scored], each[scored], collectives.sum)
+
+
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
     """Return log p (n, B, L) of the tokens that each view scores, as the decoder recorded it."""
     logp = rollout.commit_logp[update_batch.rows.to(rollout.commit_logp.device)]
     return logp.to(update_batch.views.weight).where(update_batch.views.scored, 0.0)
 
 
-def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
+def _schedule_loss(objective: Objective, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
     """Return the loss of the schedule's actions: a mean over a completion's steps, then a weighted sum over completions."""
-    objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
+    actions, rows = batch.actions, update_batch.rows
     assert isinstance(objective, Ratio), "the config refuses others"
     assert actions is not None
     took = actions_taken(batch.completions.rollout, actions)[rows]

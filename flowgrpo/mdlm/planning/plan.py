@@ -289,6 +289,8 @@ def predict_cost(config: TextConfig) -> Cost:
     mask_draws = 1 if likelihood.fixed else train.passes
     learning = trained * views * train.passes
     update = learning * slopes + trained * views * mask_draws * (old + reference)
+    if getattr(algorithm.objective, "balance", None) is not None and moves:
+        update += learning  # the ratios of each optimizer step
     update_fixed = views_fixed and all_trained
     # With hints every answer may be sampled a second time, and the entropy of given tokens costs one evaluation each.
     if isinstance(algorithm.hints, Inpainting):

@@ -52,6 +52,18 @@ from rewards import RewardError
             "^algorithm.objective.power: it is for a mean over tokens, take normalised=true",
         ),
         (
+            {"algorithm__objective": {"clip_range": [0.05, 0.2], "balance": {}}},
+            r"^algorithm.objective.clip_range: \[0.05, 0.2\] cannot move to balance.end=\[0.1, 2.0\]; .* \[0.4, 0.2\] say",
+        ),
+        (
+            {"algorithm__objective": {"balance": {}, "surrogate": "tapered_ratio"}},
+            "^algorithm.objective.balance: without a clip range there is none to move, take null",
+        ),
+        (
+            {"algorithm__objective": {"clip_range": [0.4, 0.2], "balance": {}, "covariance": {"rule": "kl"}}},
+            "^algorithm.objective.balance: with covariance.rule=kl no ratio is clipped, take null",
+        ),
+        (
             {"algorithm__objective": {"covariance": {"rule": "kl"}, "dual": 3.0}},
             "^algorithm.objective.dual: with covariance.rule=kl no ratio is clipped, take null",
         ),

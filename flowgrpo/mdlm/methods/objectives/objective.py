@@ -20,6 +20,7 @@ from flowgrpo.mdlm.methods.objectives.covariance import Covariance
 from flowgrpo.mdlm.methods.objectives.sequence_means import clamp_tokens, hoelder_log_mean
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.training.advantages.balanced_clip import Balance
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
     Surrogate,
@@ -209,9 +210,18 @@ class TokenRatio(Ratio):
     """A ratio for each token, from its log-probability summed over the views that score it (diffu-GRPO, CJ-GRPO, ...)."""
 
     name: Literal["token_ratio"] = "token_ratio"
+    balance: Balance | None = None
+    """Move `clip_range` in each optimizer step until good tokens contribute as much as bad ones (BAPO, arXiv 2510.18927);
+    null: it is constant."""
     covariance: Covariance | None = None
     """Give tokens whose log-probability moves with the advantage no gradient (Clip-Cov) or a penalty (KL-Cov), so that the
     entropy does not fall (arXiv 2505.22617); null: none."""
+
+    def balanced(self, log_ratio: Tensor, advantage: Tensor, reduce: Callable[[Tensor], Tensor]) -> TokenRatio:
+        """Return this objective with the clip range that `balance` finds for tokens (N,); a collective call."""
+        assert self.balance is not None, "the clip range is constant"
+        found = self.balance.find(both_bounds(self.clip_range), bounded_exp(log_ratio), advantage, reduce)
+        return self.model_copy(update={"clip_range": list(found)})
 
     @override
     def separable(self, views: Views) -> bool:

@@ -1,4 +1,4 @@
-"""Optimizer steps on texts whose tokens have weights of their own."""
+"""Optimizer steps on texts by rules that compare all of their tokens."""
 
 import pytest
 import runs
@@ -65,3 +65,35 @@ def test_a_share_of_tokens_is_chosen_by_their_covariance(settings, monkeypatch, 
     assert [int(chosen.sum()) for chosen in seen] == [int(0.1 * chosen.numel()) for chosen in seen] != []
     line = runs.metrics(done.folder)[0]
     assert (line["policy/clip_fraction"] > 0) == (rule == "clip")
+
+
+def test_a_clip_range_in_balance_moves_only_where_the_policy_has(settings, monkeypatch):
+    """In the first optimizer step of an iteration all ratios are 1; a target out of reach ends at the end."""
+    seen, real = [], update.backward
+
+    def backward(*arguments, **options):
+        seen.append(options["objective"].clip_range)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(update, "backward", backward)
+    few = {"train__iterations": 1, "eval__prompts": 1, "eval__save": 0, "algorithm__preset": "diffu_grpo"}
+    for target, name in ((1e-6, "met"), (1e6, "missed")):
+        objective = {"clip_range": [0.4, 0.2], "balance": {"target": target}}
+        run.train_config(settings(**few, run__name=name, algorithm__objective=objective))
+    assert seen == [[0.4, 0.2]] * 2 + [[0.1, 2.0]] * 2
+
+
+def test_a_balanced_step_measures_the_ratios_of_the_present_policy(settings, monkeypatch):
+    seen, real = [], update.TokenRatio.balanced
+
+    def balanced(self, log_ratio, advantage, reduce):
+        seen.append((log_ratio, advantage))
+        return real(self, log_ratio, advantage, reduce)
+
+    monkeypatch.setattr(update.TokenRatio, "balanced", balanced)
+    few = {"train__iterations": 1, "eval__prompts": 1, "eval__save": 0, "algorithm__preset": "diffu_grpo"}
+    run.train_config(settings(**few, train__learning_rate=0.01, algorithm__objective__balance={}))
+    (first, _), (second, advantage) = seen
+    assert not first.any()
+    assert second.abs().max() > 1e-4
+    assert advantage.unique().numel() > 1
