@@ -24,6 +24,7 @@ from flowgrpo.schema.schedule import read_part
 from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from flowgrpo.training.advantages.baseline import NESTED, Baseline
+from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.weights import low_precision_copies
@@ -367,6 +368,9 @@ class Config(RunConfig):
             )
         if self.data.groups is not None:
             likelihood_rules.check_stored(self)
+        rank_index(
+            self.algorithm.objective, list(self.data.rewards) or self.reward_names
+        )  # raises where none has its name
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"

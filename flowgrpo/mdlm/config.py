@@ -14,7 +14,7 @@ from flowgrpo.mdlm.methods.credit import Credit
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood, Trajectory
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
@@ -25,9 +25,11 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
+from flowgrpo.training.advantages.clipped_ratio import both_bounds
+from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from rewards.base import default_name, nearest
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -156,6 +158,14 @@ class TextAlgorithm(AlgorithmSection):
                     raise InputError(
                         f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
                     )
+        self._check_covariance()
+        self._check_means()
+        self._check_balance()
+        if self.aggregation.shape is not None and not isinstance(self.objective, TokenRatio | PrefixRatio):
+            raise InputError(
+                f"algorithm.aggregation.shape: it weighs tokens, and {self.objective.name} has one loss for each answer; "
+                "take objective=token_ratio or prefix_ratio, or null"
+            )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
             raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
         self._check_tree()
@@ -174,6 +184,8 @@ class TextAlgorithm(AlgorithmSection):
             raise InputError(f"algorithm.hints: {name} learns from whole solutions, take none")
         if self.tree.name != "chain":
             raise InputError(f"algorithm.tree: {name} samples no answers that could branch, take chain")
+        if self.aggregation.shape is not None:
+            raise InputError(f"algorithm.aggregation.shape: {name} weighs tokens by itself, take null")
         if self.aggregation.name in ("fixed_length", "balanced"):
             raise InputError(
                 f"algorithm.aggregation: {self.aggregation.name} weighs answers by their advantages, which {name} does not "
@@ -230,6 +242,58 @@ class TextAlgorithm(AlgorithmSection):
         alike = isinstance(likelihood, Trajectory) and likelihood.shrink in (1, "branch")
         apart = isinstance(self.objective, TokenRatio) and (kl.beta == 0 or kl.level == "token")
         return alike and apart and self.credit.by_branch
+
+    def _check_covariance(self) -> None:
+        """Raise InputError for options of a clip beside KL-Cov, which has none."""
+        objective = self.objective
+        if isinstance(objective, TokenRatio) and objective.covariance is not None and objective.covariance.rule == "kl":
+            for option, plain in (("surrogate", "clip"), ("dual", None), ("gate", None)):
+                if getattr(objective, option) != plain:
+                    raise InputError(
+                        f"algorithm.objective.{option}: with covariance.rule=kl no ratio is clipped, take {plain or 'null'}"
+                    )
+
+    def _check_means(self) -> None:
+        """Raise InputError for options that do not fit a mean of the tokens' ratios."""
+        objective = self.objective
+        if not isinstance(objective, SequenceRatio):
+            return
+        for option, plain in (("power", 0.0), ("clamp", None)):
+            if getattr(objective, option) != plain and not objective.normalised:
+                raise InputError(f"algorithm.objective.{option}: it is for a mean over tokens, take normalised=true")
+        for option, plain in (
+            (("surrogate", "clip"), ("dual", None), ("gate", None)) if objective.clamp is not None else ()
+        ):
+            if getattr(objective, option) != plain:
+                raise InputError(
+                    f"algorithm.objective.{option}: with clamp the ratio of an answer is not clipped, take {plain or 'null'}"
+                )
+
+    def _check_balance(self) -> None:
+        """Raise InputError for options that do not go with a clip range that moves."""
+        objective = self.objective
+        if not isinstance(objective, TokenRatio) or objective.balance is None:
+            return
+        if objective.surrogate == "tapered_ratio" or objective.gate is not None:
+            raise InputError("algorithm.objective.balance: without a clip range there is none to move, take null")
+        if objective.covariance is not None and objective.covariance.rule == "kl":
+            raise InputError("algorithm.objective.balance: with covariance.rule=kl no ratio is clipped, take null")
+        (low, high), end = both_bounds(objective.clip_range), objective.balance.end
+        if end[0] > low or end[1] < high:
+            raise InputError(
+                f"algorithm.objective.clip_range: [{low:g}, {high:g}] cannot move to balance.end={end}; take a larger low "
+                "and a smaller high, [0.4, 0.2] say"
+            )
+
+    @property
+    def needs_old(self) -> bool:
+        """Return whether even a first optimizer step uses the log-probabilities under the policy that sampled."""
+        return getattr(self.objective, "covariance", None) is not None
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Return whether the update uses the entropy of the tokens' predictions."""
+        return self.aggregation.shape is not None and self.aggregation.shape.needs_entropy
 
     @override
     def roots(self, group_size: int) -> int:
@@ -301,12 +365,8 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, self._reward_names)
-        rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        if rank_by is not None and rank_by not in self._reward_names:
-            raise InputError(
-                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self._reward_names)}"
-            )
+            _check_success(hints.reward, self.reward_names)
+        _ = self.ranking  # raises where no reward has its name
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
@@ -315,14 +375,9 @@ class TextConfig(RunConfig):
         return self
 
     @property
-    def _reward_names(self) -> list[str]:
-        return [use.name or default_name(use.use) for use in self.rewards]
-
-    @property
     def ranking(self) -> int | None:
         """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
-        rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        return None if rank_by is None else self._reward_names.index(rank_by)
+        return rank_index(self.algorithm.objective, self.reward_names)
 
 
 def _check_success(name: str | None, rewards: list[str]) -> None:

@@ -161,6 +161,7 @@ def _gradients(settings: TextConfig, policy: TextPolicy, weights: Weights, answe
         old=old,
         reference=old,
         micro_batch=size,
+        chosen=torch.zeros_like(answers.scored),
     )
     extra = {id(p) for module in weights.extra_modules.values() for p in module.parameters()}
     trainable = [p for p in weights.parameters if id(p) not in extra]

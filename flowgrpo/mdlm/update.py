@@ -12,9 +12,11 @@ from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
-from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
-from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
-from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio
+from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
+from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
+from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
+from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
@@ -42,6 +44,7 @@ class UpdateBatch:
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
+        entropy: (B, L) entropy of each token's prediction under that policy; None if no rule uses it.
         correction: (B, L) importance weight of each token that an engine drew; None if no engine sent log-probabilities.
     """
 
@@ -56,11 +59,13 @@ class UpdateBatch:
     views: Views
     old: Tensor | None
     reference: Tensor | None
+    entropy: Tensor | None = None
     correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
         """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient."""
-        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference) if each is not None]
+        entropy = None if self.entropy is None else self.entropy[None]
+        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference, entropy) if each is not None]
         if not known or torch.stack(known).all():
             return self
         index = torch.stack(known).all(0).nonzero()[:, 0]
@@ -77,6 +82,7 @@ class UpdateBatch:
             views=self.views.of(index),
             old=None if self.old is None else self.old[:, index],
             reference=None if self.reference is None else self.reference[:, index],
+            entropy=None if self.entropy is None else self.entropy[index],
             correction=None if self.correction is None else self.correction[index],
         )
 
@@ -144,25 +150,36 @@ def update_batches(
                 with weights.reference():
                     reference = log_probs(policy, batches[-1], config)
                 batches[-1] = replace(batches[-1], reference=reference)
-    if likelihood.recorded(batch.decoder):
-        batches = [replace(each, old=_committed(each, rollout)) for each in batches]
-    elif config.algorithm.objective.solutions is None and (
-        train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
-    ):
-        # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
+    recorded = likelihood.recorded(batch.decoder)
+    # A single step from the policy that sampled the completions needs no old log-probabilities: its ratios are 1.
+    moves = train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
+    needs_old = moves or config.algorithm.needs_old
+    own = config.algorithm.objective.solutions is None
+    if own and ((needs_old and not recorded) or config.algorithm.needs_entropy):
         with versions.rolling_out(batch.iteration):
-            batches = [replace(each, old=log_probs(policy, each, config)) for each in batches]
+            batches = [_before(policy, each, config, needs_old=needs_old) for each in batches]
+    if recorded:
+        batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     return batches * (train.passes // mask_draws)
 
 
 def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> Tensor:
-    """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere.
+    """Return log p (n, B, L) of the tokens that each view scores, under the current weights; 0 elsewhere."""
+    return _estimate(policy, update_batch, config).each
 
-    Evaluations are grouped into the same calls as in the update, so that both have the same rounding.
-    """
+
+def _before(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, *, needs_old: bool) -> UpdateBatch:
+    """Add what the update needs of the policy that sampled: its log-probabilities, its entropies."""
+    found = _estimate(policy, update_batch, config)
+    entropy = found.token_entropy if config.algorithm.needs_entropy else None
+    return replace(update_batch, old=found.each if needs_old else None, entropy=entropy)
+
+
+def _estimate(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> LogProb:
+    """Return the estimate under the current weights, from the calls of the update, so that both have the same rounding."""
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
-    rows = config.train.update_rows
-    return estimate(policy.predictor, update_batch.answers, views, rows, separable=separable).each
+    options = {"separable": separable, "entropy": config.algorithm.needs_entropy}
+    return estimate(policy.predictor, update_batch.answers, views, config.train.update_rows, **options)
 
 
 def update_on(
@@ -187,16 +204,18 @@ def update_on(
     answers, advantage, views = update_batch.answers, update_batch.advantage.float(), update_batch.views
     # Computed from `answers.scored`, not from the views: a weight must not depend on the masks.
     token_weight = algorithm.aggregation.weights(answers.scored, advantage, update_batch.step, collectives.sum)
-    # The weights are not normalised again after the next two factors.
+    # The weights are not normalised again after the next factors.
     weight = update_batch.weight.float()
     token_weight = token_weight * (weight if weight.ndim == 2 else weight[:, None])
     if update_batch.correction is not None:
         token_weight = token_weight * update_batch.correction.to(token_weight)
     if update_batch.branch is not None:
         token_weight = views.carried(token_weight, update_batch.branch)
+    token_weight = token_weight * _shape(config, update_batch, collectives)
+    chosen = _choose(config, update_batch, collectives)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
-    stats, objective = UpdateStats(max_abs_log_ratio=None), algorithm.objective
+    stats, objective = UpdateStats(max_abs_log_ratio=None), _balance(config, policy, update_batch, collectives)
     optimizer.zero_grad(set_to_none=True)
     if scored.any():
         outcome = backward(
@@ -211,12 +230,13 @@ def update_on(
             old=update_batch.old,
             reference=update_batch.reference,
             micro_batch=train.update_rows,
+            chosen=chosen,
             send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
         if batch.actions is not None:
             assert schedule is not None, "it drew the actions"
-            loss = _schedule_loss(config, schedule, update_batch, batch)
+            loss = _schedule_loss(objective, schedule, update_batch, batch)
             scaler.scale(loss / total).backward()
     if tokens > 0:
         optimizer_step(
@@ -252,15 +272,58 @@ def _branches(config: TextConfig, batch: Batch) -> Tensor | None:
     return branches.edge.gather(1, branches.level(batch.completions.rollout))
 
 
+def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectives) -> Tensor:
+    """Return the weights (B, L) of `aggregation.shape`, 1 without one; a collective call with one."""
+    shape, answers, views = config.algorithm.aggregation.shape, update_batch.answers, update_batch.views
+    scored = views.scored.any(0)
+    if shape is None:
+        return torch.ones_like(scored, dtype=torch.float32)
+    tokens = Tokens(
+        advantage=update_batch.advantage.float(),
+        group=update_batch.group,
+        ids=answers.ids[:, answers.prompt_length :],
+        scored=scored,
+        step=update_batch.step,
+        entropy=torch.zeros_like(scored, dtype=torch.float32) if update_batch.entropy is None else update_batch.entropy,
+    )
+    return shape_tokens(shape, tokens, collectives.gather, collectives.accelerator.process_index)
+
+
+def _choose(config: TextConfig, update_batch: UpdateBatch, collectives: Collectives) -> Tensor | None:
+    """Return the tokens (B, L) bool that `objective.covariance` chooses, None without one; a collective call with one."""
+    covariance, views = getattr(config.algorithm.objective, "covariance", None), update_batch.views
+    if covariance is None:
+        return None
+    assert update_batch.old is not None, "`needs_old` asked for it"
+    tokens = ScoredTokens(
+        advantage=update_batch.advantage.float(),
+        scored=views.scored.any(0),
+        log_prob=(views.weight * update_batch.old).sum(0),
+        draw=token_draws(update_batch.answers, "covariance"),
+    )
+    return choose_tokens(covariance, tokens, collectives.gather, collectives.accelerator.process_index)
+
+
+def _balance(config: TextConfig, policy: TextPolicy, update_batch: UpdateBatch, collectives: Collectives) -> Objective:
+    """Return the objective of an optimizer step: with `balance` its clip range is found, by a collective call."""
+    objective, views, old = config.algorithm.objective, update_batch.views, update_batch.old
+    if not isinstance(objective, TokenRatio) or objective.balance is None:
+        return objective
+    moved = torch.zeros_like(views.weight) if old is None else log_probs(policy, update_batch, config) - old
+    advantage, scored = update_batch.advantage.float(), views.scored.any(0)
+    each = (advantage if advantage.ndim == 2 else advantage[:, None]).expand(scored.shape)
+    return objective.balanced((views.weight * moved).sum(0)[scored], each[scored], collectives.sum)
+
+
 def _committed(update_batch: UpdateBatch, rollout: Rollout) -> Tensor:
     """Return log p (n, B, L) of the tokens that each view scores, as the decoder recorded it."""
     logp = rollout.commit_logp[update_batch.rows.to(rollout.commit_logp.device)]
     return logp.to(update_batch.views.weight).where(update_batch.views.scored, 0.0)
 
 
-def _schedule_loss(config: TextConfig, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
+def _schedule_loss(objective: Objective, schedule: SchedulePolicy, update_batch: UpdateBatch, batch: Batch) -> Tensor:
     """Return the loss of the schedule's actions: a mean over a completion's steps, then a weighted sum over completions."""
-    objective, actions, rows = config.algorithm.objective, batch.actions, update_batch.rows
+    actions, rows = batch.actions, update_batch.rows
     assert isinstance(objective, Ratio), "the config refuses others"
     assert actions is not None
     took = actions_taken(batch.completions.rollout, actions)[rows]

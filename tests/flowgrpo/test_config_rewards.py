@@ -92,6 +92,22 @@ SELECTED = {"select": {"rule": "max_variance", "fraction": 0.5}}
         "algorithm.objective.penalty: samples of the live policy do not tell its divergence from the reference one",
     ),
     (
+        {**FLOW, "algorithm": {"objective": {"covariance": {"rule": "clip"}}}},
+        "algorithm.objective.covariance: the log-probability of a flow's step is that of its noise",
+    ),
+    (
+        {**FLOW, "algorithm": {"preset": "dpo", "objective": {"name": "contrast", "rank_by": "shape"}}},
+        "algorithm.objective.rank_by: 'shape' is not one of rewards, did you mean 'shapes'?",
+    ),
+    (
+        {**FLOW, "algorithm": {"preset": "dpo", "objective": {"name": "contrast", "rank_temperature": 0.2}}},
+        "algorithm.objective.rank_temperature: without rank_by good samples weigh alike, name a reward there",
+    ),
+    (
+        {**TEXT, "algorithm": {"objective": {"name": "regression", "scale": 2.0, "eps": 0.1}}},
+        "algorithm.objective.eps: with a scale nothing is divided by a standard deviation, remove eps",
+    ),
+    (
         {**TEXT, "algorithm": {"objective": "regression"}, "run": {"engine": {"log_probs": True}}},
         "run.engine.log_probs: regression weighs whole groups, not single answers; take false",
     ),

@@ -106,7 +106,7 @@ BELOW = {
         "flow.pipeline.networks flow.pipeline.loading flow.config"
     ),
     "flowgrpo.flow.offline": (
-        "samplers rewards errors data training.advantages training.model_files training.prompts "
+        "samplers errors data training.advantages training.model_files training.prompts "
         "training.distributed training.scoring flow.pipeline flow.pipeline.loading flow.config flow.rollouts"
     ),
     "flowgrpo.flow.updates": (
@@ -158,7 +158,7 @@ BELOW = {
         "samplers schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode"
     ),
     "flowgrpo.mdlm.decoding.rules": "errors schema mdlm.decoding.tokens mdlm.decoding.controller",
-    "flowgrpo.mdlm.methods.objectives": "schema training.advantages mdlm.methods.likelihoods",
+    "flowgrpo.mdlm.methods.objectives": "errors schema training.advantages mdlm.methods.likelihoods",
     "flowgrpo.mdlm.decoding.decoders": (
         "rewards errors schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode mdlm.decoding.rules"
     ),

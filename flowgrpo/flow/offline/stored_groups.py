@@ -21,7 +21,6 @@ from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, assign_minibatches
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.scoring.scorer import Scores
-from rewards.base import default_name
 from samplers import noise
 from samplers.trees import TRUNK, Node, Root, Tree
 
@@ -81,7 +80,8 @@ def load_source(config: Config) -> Source | None:
     if config.data.rewards:
         named = [("data.rewards", name, weight, 0.0) for name, weight in config.data.rewards.items()]
     else:
-        named = [("rewards", use.name or default_name(use.use), use.weight, use.offset) for use in config.rewards]
+        uses = zip(config.reward_names, config.rewards, strict=True)
+        named = [("rewards", name, use.weight, use.offset) for name, use in uses]
     scale, offset = (torch.tensor([each[i] for each in named], dtype=torch.float64) for i in (2, 3))
     return Source(
         config=config,

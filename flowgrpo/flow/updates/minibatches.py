@@ -20,6 +20,7 @@ from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.flow.updates.tree_record import build_kept_trees
 from flowgrpo.flow.updates.update import Credited
 from flowgrpo.training.advantages.credit_units import CreditUnits
+from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.fitting.batch_sizes import ROLLOUT
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.reports.tree_store import KeptTree
@@ -132,6 +133,7 @@ def _build_noised(
         tree = _with_samples_of_bank(run, policy, batch, leaves, row_at=row_at)
         keep &= find_finite(tree)
     weight = batch.groups.weights[units.comparison[:, 0]]
+    ranking = rank_index(config.algorithm.objective, run.reward_names)
     return Credited(
         tree=tree,
         units=units,
@@ -147,6 +149,7 @@ def _build_noised(
             trained=trained,
             advantages=advantages,
             group_weight=weight,
+            ranks=torch.zeros(len(tree.leaves)) if ranking is None else batch.scores.values[:, ranking],
             iteration=run.done,
         ),
     )

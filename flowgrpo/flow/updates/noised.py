@@ -70,6 +70,7 @@ class Noised:
         advantages: (nodes,) advantage of each edge.
         weights: (nodes,) weights of edges in the weighted mean of the loss.
         factors: (nodes,) factors of the loss that do not count in the divisor of the mean.
+        ranks: (leaves,) reward by which the objective ranks good samples; 0 without one, NaN if unknown.
         address: random address of the iteration's noise.
     """
 
@@ -79,6 +80,7 @@ class Noised:
     advantages: Tensor
     weights: Tensor
     factors: Tensor
+    ranks: Tensor
     address: tuple[Any, ...]
 
     @property
@@ -225,12 +227,13 @@ def plan_noised_calls(
     trained: Tensor,
     advantages: Tensor,
     group_weight: Tensor,
+    ranks: Tensor,
     iteration: int,
 ) -> Noised:
     """Return the model calls of an iteration's update, and what their losses need; `keep` as in `calls_of`.
 
     `units` are the U credit units of the tree, with a mask `trained` (U,) of those in the update, their `advantages` (U,),
-    and the factor `group_weight` (U,) of the loss of each unit's group.
+    and the factor `group_weight` (U,) of the loss of each unit's group. `ranks` as in `Noised`.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
@@ -249,6 +252,7 @@ def plan_noised_calls(
         advantages=units.to_edges(advantages),
         weights=units.to_edges(units.weight),
         factors=units.to_edges(group_weight),
+        ranks=ranks,
         address=address,
     )
 
@@ -363,8 +367,9 @@ class Matching:
             if len(draws) > 1:
                 ell = torch.stack([ratios[draw] for draw in draws])
                 advantage = self.noised.advantages[[draw.edge for draw in draws]].to(ell)
-                share = self.objective.group_loss(ell, advantage)
-                for draw, coefficient in zip(draws, self.objective.coefficients(ell, advantage), strict=True):
+                rank = self.noised.ranks[[draw.leaf for draw in draws]].to(ell)
+                share = self.objective.group_loss(ell, advantage, rank)
+                for draw, coefficient in zip(draws, self.objective.coefficients(ell, advantage, rank), strict=True):
                     self.coefficients[draw], self.shares[draw] = coefficient, share
 
     def _centre(self, ratios: dict[Draw, Tensor], sum_shards: Sum) -> None:

@@ -195,7 +195,7 @@ def decode(
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Canvases:
     """Partly decoded rows, and the records of their decode; see `Rollout`."""
 

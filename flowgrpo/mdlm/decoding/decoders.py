@@ -62,7 +62,8 @@ DECODERS: dict[str, DecoderRow] = {
     "threshold": _row("confidence", {"name": "threshold", "threshold": 0.9}, _WHOLE),
     # As many proposals as their least confidence allows. Fast-dLLM, arXiv 2505.22618.
     "factor": _row("confidence", {"name": "factor", "factor": 1.0}, _WHOLE),
-    # All proposals above a confidence, at least the block's share of a step. diffusers' scheduler, without its editing.
+    # All proposals above a confidence, at least the block's share of a step. LLaDA2, arXiv 2512.15745, as in diffusers'
+    # scheduler, without its editing.
     "block_refinement": _row("confidence", _REFINEMENT, _WHOLE),
     # low_confidence with early ends damped. arXiv 2509.23924.
     "eoser": _row("confidence", {"name": "even"}, _WHOLE, _EOSER),

@@ -56,6 +56,7 @@ def backward(
     old: Tensor | None,
     reference: Tensor | None,
     micro_batch: int,
+    chosen: Tensor | None = None,
     send: Send = Tensor.backward,
 ) -> Outcome:
     """Add the gradient of the objective on some answers to the parameters' `grad`.
@@ -69,6 +70,7 @@ def backward(
             trained policy: no estimate is needed, and every ratio is 1.
         reference: the same of the reference; None if the objective needs none.
         micro_batch: evaluations of one call; only one call's graph is in memory at a time. Must be that of `estimate`.
+        chosen: (B, L) bool tokens that the objective's `covariance` chose; None without one.
         send: runs the backward pass of a loss; a caller may scale the loss for float16, or take turns with other processes.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
@@ -84,6 +86,7 @@ def backward(
         token_weight=token_weight,
         active_views=everything,
         order=views.first,
+        chosen=chosen,
     )
     loss, results = 0.0, list[tuple[Call, Tensor]]()
     idle = ~views.scored.any(2)  # (n, B) views without an evaluation count once, with their row's first evaluation

@@ -188,7 +188,8 @@ def predict_cost(config: TextConfig) -> Cost:
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk)
     own = algorithm.objective.solutions is None
-    old = own and train.passes * train.updates > 1 and not likelihood.recorded(decoder)
+    moves = train.passes * train.updates > 1 or algorithm.needs_old
+    old = own and ((moves and not likelihood.recorded(decoder)) or algorithm.needs_entropy)
     reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     of_answers = trained * views
@@ -197,6 +198,8 @@ def predict_cost(config: TextConfig) -> Cost:
         of_answers, views_fixed = round(samples * share * views), views_fixed and share_fixed
     learning = of_answers * train.passes
     update = learning * slopes + of_answers * mask_draws * (old + reference)
+    if getattr(algorithm.objective, "balance", None) is not None and moves:
+        update += learning  # the ratios of each optimizer step
     update_fixed = views_fixed and all_trained
     # With hints every answer may be sampled a second time, and the entropy of given tokens costs one evaluation each.
     if isinstance(algorithm.hints, Inpainting):

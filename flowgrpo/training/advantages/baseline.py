@@ -137,8 +137,8 @@ def group_mean(
 ) -> Tensor:
     """Return advantages (U,): value minus its set's mean, divided by the standard deviation; 0 if that is below `min_std`.
 
-    Flow-GRPO's code uses std global, eps 1e-4, ddof 0. DanceGRPO and MixGRPO use std group, eps 1e-8, ddof 1, and
-    BranchGRPO's code adds `min_std` 1e-6.
+    It is the baseline of GRPO (arXiv 2402.03300). Flow-GRPO's code uses std global, eps 1e-4, ddof 0. DanceGRPO and MixGRPO
+    use std group, eps 1e-8, ddof 1, and BranchGRPO's code adds `min_std` 1e-6.
     """
     deviation, _, _ = set_statistics(values, comparison)
     return divide_by_std(deviation, values, comparison, std=std, eps=eps, ddof=ddof, min_std=min_std)

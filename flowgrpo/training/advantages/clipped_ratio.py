@@ -52,12 +52,12 @@ def kept_gradient_loss(log_ratio: Tensor, advantage: Tensor, low: float, high: f
     """Return GPPO's loss (E,): the values of `clip_loss`, and a gradient of the edges that the clip stops, too.
 
     GPPO (arXiv 2508.07629): a stopped edge has the gradient -A c grad log p, where c is the bound that stops it: 1 + high
-    if A > 0, 1 - low if A < 0. Other edges have PPO's, -A r grad log p. It pulls on without end, so add a divergence from
-    the rollout policy.
+    if A > 0, 1 - low if A < 0. Other edges have PPO's, -A r grad log p; r is at most exp(`LIMIT`). It pulls on without end,
+    so add a divergence from the rollout policy.
     """
     ratio = bounded_exp(log_ratio)
-    kept = frozen_loss(ratio.clamp(1 - low, 1 + high), log_ratio, advantage)
-    return torch.where(clip_mask(ratio, advantage, low, high), kept, -advantage * ratio)
+    stopped = clip_mask(ratio, advantage, low, high)
+    return frozen_loss(torch.where(stopped, ratio.clamp(1 - low, 1 + high), ratio), log_ratio, advantage)
 
 
 def frozen_ratio_loss(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:

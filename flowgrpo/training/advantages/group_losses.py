@@ -27,13 +27,14 @@ def regression_loss(log_ratio: Tensor, advantage: Tensor, *, scale: float | None
     return (advantage - predicted).square().mean()
 
 
-def contrast_loss(score: Tensor, good: Tensor, *, temperature: float, rank: Tensor | None = None) -> Tensor:
+def contrast_loss(score: Tensor, good: Tensor, *, temperature: float | None, rank: Tensor | None = None) -> Tensor:
     """Return DisCO's loss of a group of G samples (arXiv 2505.12366), which raises scores of good ones above bad ones.
 
     With the scores s (G,) and the mask `good` (G,) it is -(mean of s over good - t log mean of exp(s / t) over bad), t =
-    `temperature`. So bad samples of high score weigh more; for t towards infinity all bad samples weigh alike. In every
-    group with good and bad samples the total gradient is -1 over the good and 1 over the bad, however many they are. The
-    loss of other groups is 0.
+    `temperature`. So bad samples of high score weigh more; for t towards infinity all bad samples weigh alike. None takes
+    the standard deviation of the group's scores for t, without gradient: the weights of bad samples then do not depend on
+    the unit of scores. In every group with good and bad samples the total gradient is -1 over the good and 1 over the bad,
+    however many they are. The loss of other groups is 0.
 
     DRPO (arXiv 2510.04474) replaces the mean over the good by weights softmax(rank) over the good, with `rank` (G,) a
     second reward over its own temperature. An unknown rank (NaN) counts as the mean of the known ones of the good.
@@ -42,6 +43,9 @@ def contrast_loss(score: Tensor, good: Tensor, *, temperature: float, rank: Tens
         return 0 * score.sum()
     ranks = torch.zeros_like(score[good]) if rank is None else rank[good].to(score)
     weight = torch.softmax(ranks.where(ranks.isfinite(), ranks.nanmean()).nan_to_num(), 0)
+    if temperature is None:
+        spread = float(score.detach().std(correction=0))
+        temperature = spread if spread > 0 else 1.0  # any, where all scores are equal
     bad = score[~good] / temperature
     return temperature * (torch.logsumexp(bad, 0) - math.log(len(bad))) - (weight * score[good]).sum()
 

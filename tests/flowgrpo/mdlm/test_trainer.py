@@ -232,11 +232,23 @@ def test_the_answers_of_one_group_are_dealt_to_several_steps(settings, monkeypat
         settings(train__split="edges")
 
 
+RULES_OF_ALL_TOKENS = {
+    "train__learning_rate": 0.01,
+    "algorithm__aggregation__shape": {"rule": "uncertain"},
+    "algorithm__objective": {
+        "clip_range": [0.4, 0.2],
+        "balance": {"target": 1.05},
+        "covariance": {"share": 0.1, "bounds": [0.0, 9.0]},
+    },
+}
+
+
 @pytest.mark.parametrize(
     "choices",
     [
         pytest.param({"train__split": "samples", "train__groups": 3}, id="three shared groups"),
         pytest.param({"algorithm__objective": {"name": "regression", "kl": {"beta": 0.1}}}, id="whole groups"),
+        pytest.param(RULES_OF_ALL_TOKENS, id="rules of all tokens"),
     ],
 )
 def test_two_processes_train_what_one_does(settings, tmp_path, choices):

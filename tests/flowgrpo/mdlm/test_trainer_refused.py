@@ -43,6 +43,46 @@ from rewards import RewardError
         ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a given token"),
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
+        (
+            {"algorithm__preset": "gdpo", "algorithm__objective": {"clamp": 0.4, "gate": [1.0, 1.0]}},
+            "^algorithm.objective.gate: with clamp the ratio of an answer is not clipped, take null",
+        ),
+        (
+            {"algorithm__preset": "gdpo", "algorithm__objective": {"power": 1.0, "normalised": False}},
+            "^algorithm.objective.power: it is for a mean over tokens, take normalised=true",
+        ),
+        (
+            {"algorithm__objective": {"clip_range": [0.05, 0.2], "balance": {}}},
+            r"^algorithm.objective.clip_range: \[0.05, 0.2\] cannot move to balance.end=\[0.1, 2.0\]; .* \[0.4, 0.2\] say",
+        ),
+        (
+            {"algorithm__objective": {"balance": {}, "surrogate": "tapered_ratio"}},
+            "^algorithm.objective.balance: without a clip range there is none to move, take null",
+        ),
+        (
+            {"algorithm__objective": {"clip_range": [0.4, 0.2], "balance": {}, "covariance": {"rule": "kl"}}},
+            "^algorithm.objective.balance: with covariance.rule=kl no ratio is clipped, take null",
+        ),
+        (
+            {"algorithm__objective": {"covariance": {"rule": "kl"}, "dual": 3.0}},
+            "^algorithm.objective.dual: with covariance.rule=kl no ratio is clipped, take null",
+        ),
+        (
+            {"algorithm__objective": {"covariance": {"rule": "kl", "bounds": [0.0, 1.0]}}},
+            "^algorithm.objective.covariance.bounds: kl has none, take rule=clip",
+        ),
+        (
+            {"algorithm__objective": {"covariance": {"bounds": [2.0, 1.0]}}},
+            "^algorithm.objective.covariance.bounds: .* write the lower one first",
+        ),
+        (
+            {"algorithm__aggregation__shape": {"rule": "conflict", "share": 0.5}},
+            "^algorithm.aggregation.shape.share: conflict has none, take rule=largest",
+        ),
+        (
+            {"algorithm__preset": "gdpo", "algorithm__aggregation__shape": {"rule": "confident"}},
+            "^algorithm.aggregation.shape: it weighs tokens, and sequence_ratio has one loss .* take objective=token_ratio",
+        ),
         ({"algorithm__objective": "regression", "train__split": "samples"}, "^train.split: regression compares .* groups"),
         (
             {"algorithm__objective": "regression", "train__groups": 3, "train__updates": 1, "run__processes": 2},

@@ -27,7 +27,7 @@ from flowgrpo.schema.base import NotNegative, Positive, Rate
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages import clipped_ratio
 from flowgrpo.training.advantages.clipped_ratio import both_bounds, bounded_exp
-from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
+from flowgrpo.training.advantages.group_options import ContrastOptions, RegressionOptions
 
 
 def optimality(advantage: Tensor, most: float) -> Tensor:
@@ -179,14 +179,17 @@ class Coupled(OfSamples):
     couples: ClassVar[Literal["nothing", "group", "step"]] = "group"
 
     @abstractmethod
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        """Return the loss of a group of K >= 2 samples, from log ratios to the anchor (K,) and advantages (K,)."""
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        """Return the loss of K >= 2 samples of a group, from log ratios to the anchor, advantages and ranks (K,).
 
-    def coefficients(self, ell: Tensor, advantage: Tensor) -> Tensor:
+        `rank` is the reward by which the objective ranks good samples; 0 without one, NaN if unknown.
+        """
+
+    def coefficients(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         """Return K times the derivative (K,) of the group's loss by each log-probability; a mean over samples cancels K."""
         with torch.enable_grad():
             ell = ell.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage), ell)
+            (gradient,) = torch.autograd.grad(self.group_loss(ell, advantage, rank), ell)
         return gradient * len(ell)
 
     @override
@@ -218,7 +221,7 @@ class PairPreference(OfPairs):
     """Sharpness of the preference."""
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         best, worst = int(advantage.argmax()), int(advantage.argmin())
         return -torch.nn.functional.logsigmoid(self.beta / 2 * (ell[best] - ell[worst]))
 
@@ -236,7 +239,7 @@ class SemiPolicy(OfPairs):
     """Sharpness of the preference; unlike in pair_preference it is not halved."""
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         best, worst = ell[int(advantage.argmax())], ell[int(advantage.argmin())]
         return -torch.nn.functional.logsigmoid(self.beta * (best - best.detach().sign() * worst))
 
@@ -260,7 +263,7 @@ class GroupSigmoid(Coupled):
         return super().policies | ({"old"} if self.clip_range is not None else set())
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         weight = torch.sigmoid(-self.beta * (advantage * ell).mean()).detach()
         return -(weight * advantage * ell).mean()
 
@@ -282,7 +285,7 @@ class GroupSigmoid(Coupled):
         return inputs.log_prob > inputs.score(inputs.old_error)
 
 
-class Regression(Coupled):
+class Regression(RegressionOptions, Coupled):
     """Reg-GRPO (arXiv 2506.07464): regression of a group's advantages on its log ratios, without clip and ratio.
 
     At each noise level the log ratios to the anchor are centred in the group, and divided by their standard deviation or
@@ -290,35 +293,25 @@ class Regression(Coupled):
     """
 
     name: Literal["regression"] = "regression"
-    scale: Positive | None = None
-    """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
-    eps: Positive = 0.01
-    """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        return regression_loss(ell, advantage, scale=self.scale, eps=self.eps)
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        return self.regression(ell, advantage)
 
 
-class Contrast(Coupled):
+class Contrast(ContrastOptions, Coupled):
     """DisCO (arXiv 2505.12366): raises the log ratios of a group's good samples (A > 0) above those of its bad ones.
 
     Groups of one size pull alike, however many good and bad samples they have. The paper, on language models, scores by
-    log-probabilities; that of a noised sample is mostly the energy of its noise, so here scores are log ratios.
+    log-probabilities; that of a noised sample is mostly the energy of its noise, so here scores are log ratios. `rank_by`
+    makes it DRPO (arXiv 2510.04474), which weighs the good samples by a second reward.
     """
 
     name: Literal["contrast"] = "contrast"
-    temperature: Positive = 0.01
-    """Bad samples weigh in proportion to exp(log ratio / temperature)."""
-    limit: NotNegative = 1e-4
-    """KL from the anchor, -mean of a group's log ratios, below which there is no penalty."""
-    penalty: NotNegative = 1e3
-    """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
-        contrast = contrast_loss(ell, advantage > 0, temperature=self.temperature)
-        return contrast + trust_loss(ell, limit=self.limit, penalty=self.penalty)
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
+        return self.contrast(ell, ell, advantage, rank)
 
 
 class PlackettLuce(Coupled):
@@ -343,7 +336,7 @@ class PlackettLuce(Coupled):
         return super().takes(advantage) & (advantage.max() > advantage.min())
 
     @override
-    def group_loss(self, ell: Tensor, advantage: Tensor) -> Tensor:
+    def group_loss(self, ell: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
         order = advantage.argsort(descending=True, stable=True)
         score, wish = self.beta * ell[order], advantage[order] / self.temperature
         places = [

@@ -196,6 +196,16 @@ class PolicyGradient(Choice):
     kl: Divergence = Divergence()
     """Divergences added to the loss."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_texts(cls, written: Any) -> Any:
+        if isinstance(written, dict) and "covariance" in written:
+            raise InputError(
+                "algorithm.objective.covariance: the log-probability of a flow's step is that of its noise, and its entropy "
+                "is constant; the option is for kind: mdlm, remove it"
+            )
+        return written
+
     @abstractmethod
     def loss(self, inputs: LossInputs) -> Tensor:
         """Return the loss (E,) of the edges, without the divergence and without the weights of the steps."""

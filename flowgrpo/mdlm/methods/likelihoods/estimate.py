@@ -34,6 +34,15 @@ class LogProb:
 
     each: Tensor  # (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32
     weight: Tensor  # (n, B, L) of `Views`
+    entropy: Tensor | None = (
+        None  # (n, B, L) entropy of each view's prediction of a token that it scores, in nats, 0 elsewhere
+    )
+
+    @property
+    def token_entropy(self) -> Tensor:
+        """(B, L): entropy of the prediction of each token, a mean over the views that score it; 0 where none does."""
+        assert self.entropy is not None, "it was not asked for"
+        return (self.weight * self.entropy).sum(0) / self.weight.sum(0).where((self.weight > 0).any(0), 1.0)
 
     @property
     def token(self) -> Tensor:
@@ -92,14 +101,30 @@ def log_probs(
 
     The softmax is over the model's own logits, without temperature, in float32 or finer. `score` takes the place of log p.
     """
+    scored, logits, tokens = _predictions(predictor, answers, views, call)
+    return _placed((score or _Picked.apply)(logits, tokens), scored)
+
+
+def _predictions(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the M tokens scored in a call of N evaluations: a mask (N, L), their logits (M, V) and their ids (M,)."""
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
     where = torch.nn.functional.pad(scored, (answers.prompt_length, 0))
     seen = ids.masked_fill(views.hidden[call.views, call.rows], predictor.mask_id)
     mask, start = answers.attention_mask[call.rows], answers.prompt_length
     clean = {} if answers.block_size is None else {"clean": torch.cat([seen[:, :start], ids[:, start:]], dim=1)}
-    picked = (score or _Picked.apply)(predictor.logits_at(seen, mask, where, **clean), ids[where])
-    return picked.new_zeros(scored.shape).masked_scatter(scored, picked)
+    return scored, predictor.logits_at(seen, mask, where, **clean), ids[where]
+
+
+def _placed(values: Tensor, scored: Tensor) -> Tensor:
+    """Put values (M,) of scored tokens to their places (N, L)."""
+    return values.new_zeros(scored.shape).masked_scatter(scored, values)
+
+
+def _entropies(logits: Tensor) -> Tensor:
+    """Return the entropy (M,) of the softmax of each row of logits (M, V), in nats, one portion of rows at a time."""
+    parts = [torch.special.entr(fine(logits[rows]).softmax(-1)).sum(-1) for rows in portions(logits)]
+    return torch.cat(parts) if parts else fine(logits[:, 0])
 
 
 class _Picked(torch.autograd.Function):
@@ -135,12 +160,23 @@ def scatter(results: Sequence[tuple[Call, Tensor]], weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def estimate(
-    predictor: MaskPredictor, answers: Answers, views: Views, micro_batch: int, *, separable: bool = False
+    predictor: MaskPredictor,
+    answers: Answers,
+    views: Views,
+    micro_batch: int,
+    *,
+    separable: bool = False,
+    entropy: bool = False,
 ) -> LogProb:
     """Return the estimate without gradient, for the old policy and the reference.
 
-    `micro_batch` and `separable` must be those of the update, so that both make the same calls; see `calls`.
+    `micro_batch` and `separable` must be those of the update, so that both make the same calls; see `calls`. `entropy` adds
+    the entropies of the predictions, from the same calls.
     """
-    every_call = [call for group in calls(views, micro_batch, separable) for call in group]
-    results = [(call, log_probs(predictor, answers, views, call)) for call in every_call]
-    return LogProb(scatter(results, views.weight), views.weight)
+    results, entropies = list[tuple[Call, Tensor]](), list[tuple[Call, Tensor]]()
+    for call in (call for group in calls(views, micro_batch, separable) for call in group):
+        scored, logits, tokens = _predictions(predictor, answers, views, call)
+        results.append((call, _placed(_Picked.apply(logits, tokens), scored)))
+        if entropy:
+            entropies.append((call, _placed(_entropies(logits), scored)))
+    return LogProb(scatter(results, views.weight), views.weight, scatter(entropies, views.weight) if entropy else None)

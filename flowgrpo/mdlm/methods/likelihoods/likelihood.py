@@ -189,7 +189,7 @@ def exact_k(answers: Answers, draws: int = 1, stratified: bool = False, antithet
 
 
 class MonteCarlo(Likelihood):
-    """The ELBO from random masks."""
+    """The ELBO from random masks; with antithetic pairs that of ESPO (arXiv 2512.03759)."""
 
     name: Literal["monte_carlo"] = "monte_carlo"
     masks: Literal["bernoulli", "exact_k"] = "exact_k"

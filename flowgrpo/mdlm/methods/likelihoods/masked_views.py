@@ -69,6 +69,11 @@ class Views:
         return first if self.blocks is None else first + len(self.weight) * self.blocks
 
 
+def token_draws(answers: Answers, name: str) -> Tensor:
+    """Return a uniform random number for each token: float64 (B, L) in [0, 1), on the CPU, at the address of its row."""
+    return noise.uniforms([(*address, name) for address in answers.addresses], answers.scored.shape[1])
+
+
 def nothing_scored(answers: Answers, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return arrays `hidden` and `weight` of `count` views that score nothing and hide the tokens that are never scored."""
     hidden = np.zeros((count, *answers.ids.shape), dtype=bool)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from flowgrpo.mdlm.methods.objectives.token_shapes import Shape
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
@@ -26,12 +27,12 @@ def alone(total: Tensor) -> Tensor:
 
 
 def token_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Weigh every scored token alike, so that long answers weigh more (diffu-GRPO, DAPO, SPG)."""
+    """Weigh every scored token alike, so that long answers weigh more (DAPO, arXiv 2503.14476; diffu-GRPO, SPG)."""
     return _over(scored.float(), reduce)
 
 
 def sequence_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
-    """Weigh every answer alike, and its tokens alike (GRPO, GDPO)."""
+    """Weigh every answer alike, and its tokens alike (GRPO, arXiv 2402.03300; GDPO)."""
     return _over(scored / scored.sum(1, keepdim=True).clamp(min=1), reduce)
 
 
@@ -46,7 +47,7 @@ def step_mean(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = 
 def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce = alone) -> Tensor:
     """Weigh each scored token 1 / (N L), with L the canvas's length and N the number of answers with A != 0.
 
-    So no answer is divided by its own length. From JustGRPO; in Dr. GRPO N is the number of all answers.
+    So no answer is divided by its own length. From JustGRPO; in Dr. GRPO (arXiv 2503.20783) N is the number of all answers.
     """
     answers = reduce((_by_token(advantage) != 0).any(1).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
@@ -71,6 +72,8 @@ class Aggregation(Choice):
     """The weights of tokens, by `name`."""
 
     name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
+    shape: Shape | None = None
+    """Weights of single tokens beside it, by their entropy or by other answers; null: none."""
 
     @property
     def weights(self) -> Aggregate:

@@ -14,9 +14,9 @@ from flowgrpo.mdlm.methods.objectives.objective import (
     sequence_log_prob,
     sequence_log_ratio,
 )
-from flowgrpo.schema.base import NotNegative, Positive
+from flowgrpo.schema.base import Positive
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.group_losses import contrast_loss, regression_loss, trust_loss
+from flowgrpo.training.advantages.group_options import ContrastOptions, RegressionOptions
 
 
 class Coupled(Objective):
@@ -50,7 +50,7 @@ class Coupled(Objective):
         return torch.zeros_like(inputs.advantage, dtype=torch.bool)
 
 
-class Regression(Coupled):
+class Regression(RegressionOptions, Coupled):
     """Reg-GRPO (arXiv 2506.07464): regression of a group's advantages on its log ratios, without clip and ratio.
 
     The log ratios of whole answers are centred in the group, and divided by their standard deviation or multiplied by a
@@ -58,37 +58,23 @@ class Regression(Coupled):
     """
 
     name: Literal["regression"] = "regression"
-    scale: Positive | None = None
-    """Factor of the centred log ratios, which then have a finite optimum, A / scale; null: 1 / (their std + eps)."""
-    eps: Positive = 0.01
-    """Added to the standard deviation; the gradient where nothing has moved is in proportion to 1 / eps."""
 
     @override
     def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
-        return regression_loss(log_ratio, advantage, scale=self.scale, eps=self.eps)
+        return self.regression(log_ratio, advantage)
 
 
-class Contrast(Coupled):
+class Contrast(ContrastOptions, Coupled):
     """DisCO (arXiv 2505.12366): raises log p of a group's good answers (A > 0) above that of its bad ones.
 
-    With aggregation `sequence_mean`, groups of one size pull alike, however many good and bad answers they have.
+    With aggregation `sequence_mean`, groups of one size pull alike, however many good and bad answers they have. `rank_by`
+    makes it DRPO (arXiv 2510.04474), which weighs the good answers by a second reward.
     """
 
     name: Literal["contrast"] = "contrast"
-    temperature: Positive = 10.0
-    """Bad answers weigh in proportion to exp(log p / temperature)."""
-    rank_by: str | None = None
-    """Name of a reward by which good answers weigh, in proportion to exp(reward / rank_temperature) (DRPO, arXiv
-    2510.04474); give it `weight: 0`, so that it does not decide which are good. null: they weigh alike."""
-    rank_temperature: Positive = 0.1
-    """Temperature of the weights of good answers."""
-    limit: NotNegative = 1e-4
-    """KL from the old policy, -mean of a group's log ratios, below which there is no penalty."""
-    penalty: NotNegative = 1e3
-    """Coefficient of the penalty (KL - limit) KL, whose first factor has no gradient."""
+    temperature: Positive | None = 10.0
+    """Bad answers weigh in proportion to exp(log p / temperature); null: the standard deviation of the group's log p."""
 
     @override
     def group_loss(self, log_ratio: Tensor, old: Tensor, advantage: Tensor, rank: Tensor) -> Tensor:
-        score, ranks = old + log_ratio, rank / self.rank_temperature
-        contrast = contrast_loss(score, advantage > 0, temperature=self.temperature, rank=ranks)
-        return contrast + trust_loss(log_ratio, limit=self.limit, penalty=self.penalty)
+        return self.contrast(old + log_ratio, log_ratio, advantage, rank)

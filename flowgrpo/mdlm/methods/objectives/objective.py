@@ -16,11 +16,15 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
+from flowgrpo.mdlm.methods.objectives.covariance import Covariance
+from flowgrpo.mdlm.methods.objectives.sequence_means import clamp_tokens, hoelder_log_mean
 from flowgrpo.schema.base import Choice, Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.training.advantages.balanced_clip import Balance
 from flowgrpo.training.advantages.clipped_ratio import (
     LIMIT,
     Surrogate,
+    both_bounds,
     bounded_exp,
     soft_gate_loss,
     surrogate_loss,
@@ -47,6 +51,7 @@ class GivenInputs:
     token_weight: Tensor  # (B, L) of the aggregation
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
+    chosen: Tensor | None = None  # (B, L) bool tokens that `covariance` chose; None without one
 
     def of(self, rows: Tensor) -> GivenInputs:
         """Select the inputs of some answers, by their rows (int64)."""
@@ -62,6 +67,7 @@ class GivenInputs:
             token_weight=self.token_weight[rows],
             active_views=self.active_views[:, rows],
             order=self.order[rows],
+            chosen=None if self.chosen is None else self.chosen[rows],
         )
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
@@ -222,6 +228,18 @@ class TokenRatio(Ratio):
 
     name: Literal["token_ratio"] = "token_ratio"
     by_token: ClassVar[bool] = True
+    balance: Balance | None = None
+    """Move `clip_range` in each optimizer step until good tokens contribute as much as bad ones (BAPO, arXiv 2510.18927);
+    null: it is constant."""
+    covariance: Covariance | None = None
+    """Give tokens whose log-probability moves with the advantage no gradient (Clip-Cov) or a penalty (KL-Cov), so that the
+    entropy does not fall (arXiv 2505.22617); null: none."""
+
+    def balanced(self, log_ratio: Tensor, advantage: Tensor, reduce: Callable[[Tensor], Tensor]) -> TokenRatio:
+        """Return this objective with the clip range that `balance` finds for tokens (N,); a collective call."""
+        assert self.balance is not None, "the clip range is constant"
+        found = self.balance.find(both_bounds(self.clip_range), bounded_exp(log_ratio), advantage, reduce)
+        return self.model_copy(update={"clip_range": list(found)})
 
     @override
     def separable(self, views: Views) -> bool:
@@ -230,8 +248,17 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        loss = weight * self.ratio_loss(self.log_ratio(inputs), inputs.token_advantage)
-        return loss.sum() + self.kl.loss(inputs)
+        return (weight * self._each(inputs)).sum() + self.kl.loss(inputs)
+
+    def _each(self, inputs: LossInputs) -> Tensor:
+        """Return the loss (B, L) of each token, without weights."""
+        log_ratio, advantage = self.log_ratio(inputs), inputs.token_advantage
+        if self.covariance is None:
+            return self.ratio_loss(log_ratio, advantage)
+        assert inputs.chosen is not None, "no tokens were chosen"
+        if self.covariance.rule == "clip":
+            return self.ratio_loss(log_ratio, advantage).where(~inputs.chosen, 0.0)
+        return -advantage * bounded_exp(log_ratio) + self.covariance.coefficient * log_ratio.abs() * inputs.chosen
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
@@ -240,6 +267,9 @@ class TokenRatio(Ratio):
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
         stopped = self.ratio_stopped(self.log_ratio(inputs), inputs.token_advantage)
+        if self.covariance is not None:
+            assert inputs.chosen is not None, "no tokens were chosen"
+            stopped = stopped | inputs.chosen if self.covariance.rule == "clip" else torch.zeros_like(stopped)
         return stopped & (inputs.active_weight > 0).any(0)
 
 
@@ -255,7 +285,7 @@ def sequence_log_ratio(inputs: LossInputs, normalised: bool = True) -> Tensor:
 
 
 class SequenceRatio(Ratio):
-    """One ratio for each answer, from the estimate of its whole log-probability (GDPO, arXiv 2510.08554).
+    """One ratio for each answer, from its whole log-probability (GSPO, arXiv 2507.18071; of ELBOs GDPO, arXiv 2510.08554).
 
     ELBOs of whole answers differ by many nats: without `normalised`, the first small step exceeds a clip of 0.2. GDPO
     divides the clipped loss by the length, not the log ratio; until the policy moves, both give the same gradient.
@@ -264,19 +294,40 @@ class SequenceRatio(Ratio):
     name: Literal["sequence_ratio"] = "sequence_ratio"
     normalised: bool = True
     """Divide the log ratio by the answer's length (GSPO, ESPO)."""
+    power: float = 0.0
+    """Exponent of the mean of the tokens' ratios: 0, geometric, the plain one; 1, arithmetic; -1, harmonic (HölderPO, arXiv
+    2605.12058)."""
+    clamp: Positive | Pair | None = None
+    """Bounds of the tokens' log ratios, in place of a clip of the answer's ratio, one or [low, high]; the paper's are 0.4
+    (GMPO, arXiv 2507.20673); null: clip."""
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
-        loss = inputs.row_weight * self.ratio_loss(self.log_ratio(inputs), inputs.advantage)
-        return loss.sum() + self.kl.loss(inputs)
+        ratio = self.log_ratio(inputs)
+        plain = self.clamp is not None
+        each = -inputs.advantage * bounded_exp(ratio) if plain else self.ratio_loss(ratio, inputs.advantage)
+        return (inputs.row_weight * each).sum() + self.kl.loss(inputs)
 
     @override
     def log_ratio(self, inputs: LossInputs) -> Tensor:
-        return sequence_log_ratio(inputs, self.normalised)
+        gap = self._clamped(inputs)
+        if self.power == 0:
+            return sequence_log_prob(inputs, gap, self.normalised)
+        return hoelder_log_mean(gap, inputs.active_weight, self.power)
 
     @override
     def stopped(self, inputs: LossInputs) -> Tensor:
-        return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
+        if self.clamp is None:
+            return self.ratio_stopped(self.log_ratio(inputs), inputs.advantage)
+        moving = (self._clamped(inputs) == inputs.new - inputs.old) & (inputs.active_weight > 0)
+        return ~moving.any(2).any(0)
+
+    def _clamped(self, inputs: LossInputs) -> Tensor:
+        """Return the log ratios (n, B, L) of the tokens in each view, clamped if asked for."""
+        gap = inputs.new - inputs.old
+        if self.clamp is None:
+            return gap
+        return clamp_tokens(gap, inputs.advantage[:, None], *both_bounds(self.clamp))
 
 
 class Bound(Objective):

@@ -89,6 +89,20 @@ def test_the_ratio_to_a_copied_old_policy_is_exactly_1_but_after_the_first_step(
     assert all((line["policy/mean_abs_log_ratio"] > 0) == (updates > 1) for line in lines(run))
 
 
+def test_the_reward_that_ranks_good_samples_reaches_each_of_them(tmp_path):
+    """It is the reward of the sample itself, and unequal ranks move the weights."""
+    ranked = {"name": "contrast", "rank_by": "shapes", "rank_temperature": 1e-3}
+    slopes = []
+    for name, objective in (("plain", {"name": "contrast"}), ("ranked", ranked)):
+        run = run_of(tmp_path / name, "dpo", objective=objective)
+        run.reward_names = ["shapes"]
+        batch, credited = rolled(run)
+        expected = batch.scores.values[:, 0] if name == "ranked" else torch.zeros(12)
+        assert credited.noised.ranks.tolist() == expected.tolist()
+        slopes.append(gradient(run, credited))
+    assert not torch.allclose(*slopes)
+
+
 @pytest.mark.parametrize("preset", ["dpo", "seppo"])
 def test_the_loss_of_a_pair_begins_at_the_logarithm_of_2(tmp_path, preset):
     run = run_of(tmp_path, preset, train__iterations=2, train__learning_rate=0.05)

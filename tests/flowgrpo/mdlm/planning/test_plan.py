@@ -72,6 +72,13 @@ FIXED = [
     ("cj_grpo", {"algorithm__decoder__cfg_scale": 1.0}, 8, 3 * 4),
     ("cj_grpo", {"algorithm__decoder__cache": "dual"}, 4, 3 * 4),
     ("cj_grpo", {"algorithm__likelihood__shrink": 2}, 4, 3 * 2),
+    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "uncertain"}}, 4, 3 * 4),  # entropies are not recorded
+    ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "largest"}}, 4, 3),
+    ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "conflict"}}, 4, 2),
+    ("diffu_grpo", {"train__updates": 1, "algorithm__objective__covariance": {"rule": "clip"}}, 4, 3),
+    ("cj_grpo", {"train__updates": 1, "algorithm__objective__covariance": {"rule": "kl"}}, 4, 2 * 4),  # recorded
+    ("diffu_grpo", {"algorithm__objective__balance": {}}, 4, 3 + 1),  # the ratios of each step
+    ("diffu_grpo", {"algorithm__objective__balance": {}, "train__updates": 1}, 4, 2),
     ("just_grpo", {"train__updates": 1}, 4, 4),
     ("just_grpo", {"train__passes": 3}, 4, (3 + 1) * 4),
     ("diffu_grpo_fast", {"train__passes": 3}, 4, 3 + 1),

@@ -70,3 +70,8 @@ def test_gradients_stay_bounded_and_do_not_vanish_beyond_any_ratio(log_ratio):
     bound = 1 + HIGH if advantage > 0 else 1 - LOW
     for surrogate in ("kept_gradient", "frozen_ratio"):
         assert loss_and_slope(surrogate, log_ratio, advantage)[1] == pytest.approx(-advantage * bound)
+
+
+def test_a_bad_sample_that_has_become_far_too_likely_is_lowered_by_kept_gradients():
+    """PPO does not clip it; the bound of its ratio, exp(20), must not end its gradient."""
+    assert loss_and_slope("kept_gradient", 300.0, -1.0)[1] == pytest.approx(math.exp(20))

@@ -82,6 +82,20 @@ def test_a_hot_contrast_is_the_difference_of_means():
     assert slope.tolist() == pytest.approx([1 / 3, -1, 1 / 3, 1 / 3], abs=1e-6)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e3])
+def test_a_contrast_without_a_temperature_does_not_depend_on_the_unit_of_scores(unit):
+    """t is the standard deviation of the group's scores."""
+    score = torch.tensor([0.2, -0.7, 0.4, 0.1], dtype=torch.float64)
+    loss, slope = contrast_slopes(unit * score, [1, 0, 1, 0], None)
+    by_hand = contrast_slopes(score, [1, 0, 1, 0], math.sqrt((0.2**2 + 0.7**2 + 0.4**2 + 0.1**2) / 4))
+    assert loss == pytest.approx(unit * by_hand[0])
+    torch.testing.assert_close(slope, by_hand[1])
+
+
+def test_equal_scores_are_contrasted_alike_without_a_temperature():
+    assert contrast_slopes(torch.full((4,), 3.0), [1, 0, 1, 0], None)[1].tolist() == [-0.5, 0.5, -0.5, 0.5]
+
+
 @pytest.mark.parametrize("chance", [0.05, 0.3, 0.5, 0.9])
 def test_a_contrast_weighs_prompts_alike_however_hard_they_are(chance):
     """All groups of four answers, each right by `chance`: the mean pull is the chance of both kinds, without p (1 - p).

@@ -29,6 +29,8 @@ SEEN = json.loads((Path(__file__).parents[4] / "data" / "sample_losses.json").re
 A = torch.tensor(SEEN["group"]["A"], dtype=torch.float64)
 REWARD = torch.tensor(SEEN["group"]["reward"], dtype=torch.float64)
 
+UNRANKED = torch.zeros(4, dtype=torch.float64)
+
 
 def numbers(case, key):
     return torch.tensor(SEEN[case][key], dtype=torch.float64)
@@ -55,7 +57,7 @@ def inputs(objective, weight, case, *, v, advantage, anchor="v_old"):
         old_error=numbers(case, "v_old") - target,
         reference_error=numbers(case, "v_ref") - target,
         score=score,
-        coefficient=objective.coefficients(ell, advantage) if objective.couples == "group" else None,
+        coefficient=objective.coefficients(ell, advantage, UNRANKED) if objective.couples == "group" else None,
         centre=(float(ell.mean()), float(optimality(advantage, 5.0).mean())) if objective.couples == "step" else None,
     )
 
@@ -157,11 +159,14 @@ def test_of_a_pair_dgpo_and_gdro_with_a_hard_ranking_are_dpo():
     """Which at equality is half of beta over two each way."""
     ell, sign, reward = (torch.tensor(pair).double() for pair in ([0.3, -0.2], [1.0, -1.0], [0.1, 0.9]))
     for beta in (0.5, 3.0):
-        group = GroupSigmoid(beta=beta).coefficients(ell, sign) * beta
-        torch.testing.assert_close(group, PairPreference(beta=beta).coefficients(ell, sign))
-    hard = PlackettLuce(beta=2.0, temperature=1e-9, best=0.0).coefficients(ell, reward)
-    torch.testing.assert_close(hard, PairPreference(beta=4.0).coefficients(ell, reward))
-    slope = PairPreference(beta=8.0).coefficients(torch.zeros(3).double(), torch.tensor([0.1, 0.9, 0.5]).double()) / 3
+        group = GroupSigmoid(beta=beta).coefficients(ell, sign, UNRANKED) * beta
+        torch.testing.assert_close(group, PairPreference(beta=beta).coefficients(ell, sign, UNRANKED))
+    hard = PlackettLuce(beta=2.0, temperature=1e-9, best=0.0).coefficients(ell, reward, UNRANKED)
+    torch.testing.assert_close(hard, PairPreference(beta=4.0).coefficients(ell, reward, UNRANKED))
+    slope = (
+        PairPreference(beta=8.0).coefficients(torch.zeros(3).double(), torch.tensor([0.1, 0.9, 0.5]).double(), UNRANKED)
+        / 3
+    )
     assert slope.tolist() == pytest.approx([2.0, -2.0, 0.0])
 
 
@@ -173,15 +178,16 @@ def test_seppo_is_the_formula_in_errors_of_both_policies(d_w, d_r):
     ell, advantage = torch.tensor([0.0, -d_r, -d_w]).double(), torch.tensor([0.2, -1.0, 1.5]).double()
     objective = SemiPolicy(beta=beta)
     inside = beta * (d_w - s * d_r)
-    assert float(objective.group_loss(ell, advantage)) == pytest.approx(math.log1p(math.exp(inside)))
+    assert float(objective.group_loss(ell, advantage, UNRANKED)) == pytest.approx(math.log1p(math.exp(inside)))
     slope = beta / (1 + math.exp(-inside))  # in e_w; of minus e_w it is that of a log-probability
-    assert (objective.coefficients(ell, advantage) / 3).tolist() == pytest.approx([0.0, s * slope, -slope])
+    assert (objective.coefficients(ell, advantage, UNRANKED) / 3).tolist() == pytest.approx([0.0, s * slope, -slope])
 
 
 def test_seppo_pushes_the_other_sample_away_only_where_the_policy_denoises_the_winner_better():
     advantage = torch.tensor([1.0, -1.0]).double()
     better, worse, equal = (
-        SemiPolicy(beta=8.0).coefficients(torch.tensor([ell, 0.1]).double(), advantage) for ell in (0.2, -0.2, 0.0)
+        SemiPolicy(beta=8.0).coefficients(torch.tensor([ell, 0.1]).double(), advantage, UNRANKED)
+        for ell in (0.2, -0.2, 0.0)
     )
     assert better[0] < 0 < better[1]  # the loss falls as a log-probability with a negative derivative rises
     assert worse[0] < 0
@@ -199,7 +205,7 @@ def test_seppo_pushes_the_other_sample_away_only_where_the_policy_denoises_the_w
 )
 def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
     ell, advantage = torch.tensor([0.3, -0.1, 0.2, -0.4]).double(), torch.tensor([0.2, 1.0, -0.7, 0.3]).double()
-    found = objective.coefficients(ell, advantage) / 4
+    found = objective.coefficients(ell, advantage, UNRANKED) / 4
     told = torch.sigmoid(-3.0 * (advantage * ell).mean()) if objective.name == "group_sigmoid" else None
     for i in range(4):
         step = torch.zeros(4).double()
@@ -207,7 +213,7 @@ def test_coefficients_are_finite_differences_of_the_group_s_loss(objective):
         if told is not None:  # its weight has no gradient
             difference = (-(told * advantage * step).mean()) / 1e-6
         else:
-            above, below = (objective.group_loss(ell + way, advantage) for way in (step, -step))
+            above, below = (objective.group_loss(ell + way, advantage, UNRANKED) for way in (step, -step))
             difference = (above - below) / 2e-6
         assert found[i].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-9)
 
@@ -220,7 +226,7 @@ def test_a_group_of_equals_teaches_nothing(objective, takes):
     took = objective.takes(torch.tensor([0.1, 0.5, 0.5, -1.0])).nonzero().flatten()
     assert ", ".join(map(str, took.tolist())) == takes
     ell = torch.tensor([0.1, 0.2, -0.1, 0.4]).double()
-    assert GroupSigmoid().coefficients(ell, torch.zeros(4).double()).tolist() == [0.0] * 4
+    assert GroupSigmoid().coefficients(ell, torch.zeros(4).double(), UNRANKED).tolist() == [0.0] * 4
 
 
 def test_what_has_gone_too_far_from_the_old_policy_is_clipped():
@@ -250,8 +256,19 @@ def test_a_contrast_of_log_ratios_stays_near_the_anchor():
     ell, advantage = torch.tensor([0.1, -0.3, -0.2, -0.4]).double(), torch.tensor([1.0, 0.5, 0.0, -1.5]).double()
     bad = [math.exp(-0.2 / 0.1), math.exp(-0.4 / 0.1)]
     free = [-0.5, -0.5, bad[0] / sum(bad), bad[1] / sum(bad)]
-    found = Contrast(temperature=0.1, limit=0.05, penalty=3.0).coefficients(ell, advantage) / 4
+    found = Contrast(temperature=0.1, limit=0.05, penalty=3.0).coefficients(ell, advantage, UNRANKED) / 4
     assert found.tolist() == pytest.approx([slope - 3 * 0.15 / 4 for slope in free], rel=1e-5)
+
+
+def test_a_contrast_of_samples_ranks_the_good_by_the_second_reward():
+    """Samples 0 and 1 are good, of second rewards 0.3 and 0.1; those of bad samples have no effect."""
+    ell, advantage = torch.tensor([0.1, -0.3, -0.2, -0.4]).double(), torch.tensor([1.0, 0.5, 0.0, -1.5]).double()
+    objective = Contrast(temperature=1e6, rank_by="brevity", rank_temperature=0.2, penalty=0.0)
+    for bad in (0.0, 9.0, math.nan):
+        found = objective.coefficients(ell, advantage, torch.tensor([0.3, 0.1, bad, -bad])) / 4
+        weights = [math.exp(0.3 / 0.2), math.exp(0.1 / 0.2)]
+        pulls = [-weight / sum(weights) for weight in weights]
+        assert found.tolist() == pytest.approx([*pulls, 0.5, 0.5], rel=1e-5)
 
 
 def test_the_pull_of_a_regression_at_the_anchor_is_a_policy_gradient_over_eps():

@@ -1,0 +1,151 @@
+"""Weights of single tokens, by the entropy of their predictions or by what other answers have in their place.
+
+They multiply the weights of `aggregation`, in the KL term too. Their mean over the scored tokens of an optimizer step is 1,
+over all processes. The entropy of a token is that of the prediction in the views that score it, a mean by their weights,
+under the policy that sampled it and at temperature 1: of the distribution that the update trains. The decoder's entropy
+would be of other contexts and at its temperature; for `trajectory` and temperature 1 both are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from flowgrpo.errors import InputError
+from flowgrpo.mdlm.methods.objectives.every_process import Gather, gather_rows
+from flowgrpo.schema.base import Positive, Rate, Strict
+from flowgrpo.schema.imports.heavy import Tensor, torch
+
+LEAST = 1e-6  # nats; smaller entropies count as this one where their logarithm is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The L tokens of each of B answers of an optimizer step."""
+
+    advantage: Tensor  # (B,) or (B, L)
+    group: Tensor  # (B,) int64
+    ids: Tensor  # (B, L) int64
+    scored: Tensor  # (B, L) bool
+    step: Tensor  # (B, L) int64 step of each token, `Views.first`
+    entropy: Tensor  # (B, L) nats, of each scored token; 0 where none is known
+
+    @property
+    def each_advantage(self) -> Tensor:
+        """(B, L) advantage of each token."""
+        each = self.advantage if self.advantage.ndim == 2 else self.advantage[:, None]
+        return each.expand(self.scored.shape)
+
+
+def confident(tokens: Tokens, sharpness: float) -> Tensor:
+    """Return weights (N,) of the scored tokens: exp(-k h), so that steps of low entropy weigh more.
+
+    EMPG (arXiv 2509.09265): h is the mean entropy of the tokens of a step of an answer, mapped linearly to 0..1 over the
+    optimizer step; k = `sharpness`. The paper's steps are those of an agent. Its bonus for a clear next step is left out,
+    because it adds to the advantage, whatever the sign of it.
+    """
+    count = int(tokens.step.max()) + 1
+    place = (torch.arange(len(tokens.step))[:, None] * count + tokens.step)[tokens.scored]
+    sums, counts = (
+        torch.zeros(len(tokens.step) * count, dtype=torch.float64).scatter_add_(0, place, each)
+        for each in (tokens.entropy[tokens.scored].double(), torch.ones(len(place), dtype=torch.float64))
+    )
+    entropy = (sums / counts)[place]
+    low, high = entropy.min(), entropy.max()
+    return torch.exp(-sharpness * (entropy - low) / (high - low)) if high > low else torch.ones_like(entropy)
+
+
+def uncertain(tokens: Tokens, quantile: float) -> Tensor:
+    """Return weights (N,) of the scored tokens, from 0 for the least entropy to 1 from its `quantile` on, linear in ln H.
+
+    HAPO (arXiv 2509.16591 and its code): the advantage is multiplied by 1 + h, where h = (ln H - its quantile) / scale lies
+    within -1..0 below the quantile. This is the code's rule for ratios within half of the clip range. Beyond that it
+    strengthens tokens above the quantile and moves the clip range; both are left out. How the code sets the scale was not at
+    hand: ours makes the least h -1 (reconstructed).
+    """
+    logs = tokens.entropy[tokens.scored].double().clamp(min=LEAST).log()
+    middle = torch.quantile(logs, quantile)
+    low = logs.min()
+    return (1 + ((logs - middle) / (middle - low)).clamp(max=0)) if middle > low else torch.ones_like(logs)
+
+
+def conflict(tokens: Tokens) -> Tensor:
+    """Return weights (N,) of the scored tokens; tokens that good and bad answers of a group share weigh 2 and 0, others 1.
+
+    GTPO (arXiv 2508.03772 and its code): a good answer (A > 0) has the same token at the same place as a bad one (A < 0).
+    In the good one it weighs 2, in the bad one 0. The code looks at unbroken runs from the start or the end of answers,
+    which move against each other; here places are those of the canvas. Its penalties on the entropy of answers are left
+    out. No entropy is used.
+    """
+    places = torch.arange(tokens.ids.shape[1]).expand(tokens.ids.shape)
+    groups = tokens.group[:, None].expand(tokens.ids.shape)
+    keys = torch.stack([groups[tokens.scored], places[tokens.scored], tokens.ids[tokens.scored]], dim=1)
+    _, number = keys.unique(dim=0, return_inverse=True)
+    advantage = tokens.each_advantage[tokens.scored].double()
+    good, bad = (torch.zeros(len(keys)).scatter_add_(0, number, side.float()) > 0
+                 for side in (advantage > 0, advantage < 0))  # fmt: skip
+    return torch.where((good & bad)[number], 1 + advantage.sign(), 1.0)
+
+
+def largest(tokens: Tokens, share: float) -> Tensor:
+    """Return weights (N,) of the scored tokens: 1 for the `share` of largest |A| H, 0 for the others.
+
+    The token rule of D3S (arXiv 2509.22115). Tokens with the product of the last one kept are kept, too. The paper's share
+    rises over training, and its other rule chooses answers; see `train.select`.
+    """
+    product = tokens.each_advantage[tokens.scored].double().abs() * tokens.entropy[tokens.scored].double()
+    kept = max(1, round(share * len(product)))
+    return (product >= product.sort(descending=True).values[kept - 1]).double()
+
+
+class Shape(Strict):
+    """Weights of tokens within an optimizer step."""
+
+    rule: Literal["confident", "uncertain", "conflict", "largest"]
+    """confident: steps of low entropy weigh more (EMPG, arXiv 2509.09265); uncertain: tokens of low entropy weigh less
+    (HAPO, arXiv 2509.16591); conflict: tokens that good and bad answers share are only raised (GTPO, arXiv 2508.03772);
+    largest: only tokens of large |A| times entropy weigh (D3S, arXiv 2509.22115)."""
+    sharpness: Positive = 1.0
+    """With confident, the least entropy weighs e^sharpness as much as the largest."""
+    quantile: Rate = 0.8
+    """With uncertain, the quantile of the logarithm of entropies from which tokens weigh alike."""
+    share: float = Field(0.2, gt=0, le=1)
+    """With largest, the share of tokens that weigh."""
+
+    @model_validator(mode="after")
+    def _used(self) -> Shape:
+        for key, rule in (("sharpness", "confident"), ("quantile", "uncertain"), ("share", "largest")):
+            if self.rule != rule and getattr(self, key) != type(self).model_fields[key].default:
+                raise InputError(f"algorithm.aggregation.shape.{key}: {self.rule} has none, take rule={rule}")
+        return self
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Return whether the rule uses the entropy of tokens."""
+        return self.rule != "conflict"
+
+    def weights(self, tokens: Tokens) -> Tensor:
+        """Return the weights (B, L) of all tokens of an optimizer step: of mean 1 over the scored ones, 1 elsewhere."""
+        if not tokens.scored.any():
+            return torch.ones(tokens.scored.shape)
+        match self.rule:
+            case "confident":
+                weights = confident(tokens, self.sharpness)
+            case "uncertain":
+                weights = uncertain(tokens, self.quantile)
+            case "conflict":
+                weights = conflict(tokens)
+            case "largest":
+                weights = largest(tokens, self.share)
+        return torch.ones(tokens.scored.shape).masked_scatter(tokens.scored, (weights / weights.mean()).float())
+
+
+def shape_tokens(shape: Shape, tokens: Tokens, gather: Gather, rank: int) -> Tensor:
+    """Return the weights (B, L) of this process's tokens, of mean 1 over all processes.
+
+    A collective call; for `gather` and `rank` see `gather_rows`.
+    """
+    every, own = gather_rows(vars(tokens), gather, rank)
+    return shape.weights(Tokens(**every))[own].to(tokens.entropy.device)
