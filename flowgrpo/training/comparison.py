@@ -30,9 +30,11 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     advantages, trained = unit_selection.normalize_advantages(
         all_units, weights, past=past, baseline=algorithm.baseline, select=select
     )
-    rewards = torch.cat([each[1] for each in gathered])
+    rewards, members = torch.cat([each[1] for each in gathered]), [member for each in gathered for member in each[2]]
+    order = sorted(range(len(members)), key=members.__getitem__)  # sums round alike for any number of processes
+    rewards = rewards[order]
     total = run.credited.total(rewards)
-    run.prompt_stats.add([groups.prompts[group] for each in gathered for group in each[2]], total, run.done)
+    run.prompt_stats.add([groups.prompts[members[i][0]] for i in order], total, run.done)
     run.memory = algorithm.baseline.remember(run.memory, total)
     teaching = trained & all_units.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
     wing_metrics = wing.observe(all_units, batch)
