@@ -1,10 +1,10 @@
-"""Learning rate schedule, and intervals of the sampling steps (`first:end`)."""
+"""Learning rate schedule, half-life of rewards, and intervals of the sampling steps (`first:end`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,34 @@ class Schedule(Strict):
             "cosine_with_restarts": (1 + math.cos(math.pi * (self.cycles * done % 1))) / 2,
         }[self.name]
         return self.floor + (1 - self.floor) * fallen
+
+
+class HalfLife(Strict):
+    """When a reward of an earlier iteration counts half. A number in its place sets `after`."""
+
+    by: Literal["iterations", "log_ratio"] = "iterations"
+    """iterations: rewards age by iterations; log_ratio: by how far the policy moved, which is the sum over iterations of the
+    metric policy/mean_abs_log_ratio (after SPO)."""
+    after: float = Field(8.0, gt=0)
+    """The age, in iterations or in log ratios, after which a reward counts half."""
+    keep: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    """Smallest and largest factor by which a prompt's rewards count less at its next visit; SPO's code has
+    [0.875, 0.96]."""
+
+    @model_validator(mode="after")
+    def _meant(self) -> HalfLife:
+        if self.by == "log_ratio" and "after" not in self.model_fields_set:
+            raise InputError(
+                "train.half_life.after: log ratios have no usual size, say which sum of them halves a reward; for about 8 "
+                "iterations take 8 times the policy/mean_abs_log_ratio of an earlier run"
+            )
+        if self.keep[0] > self.keep[1]:
+            raise InputError(f"train.half_life.keep: {self.keep} do not rise, take {sorted(self.keep)}")
+        return self
+
+    def kept(self, age: float) -> float:
+        """Return the factor of rewards that are `age` old, in iterations or in log ratios."""
+        return min(max(0.5 ** (age / self.after), self.keep[0]), self.keep[1])
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:

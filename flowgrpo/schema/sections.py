@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
-from flowgrpo.schema.schedule import Schedule
+from flowgrpo.schema.schedule import HalfLife, Schedule
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from rewards.files import frames
 
@@ -25,7 +25,7 @@ class Pick(Strict):
     """Options of an iteration's choice of prompts, group sizes and loss weights.
 
     The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; `budget: root_variance`
-    uses the variance of the rewards as they are. Both are discounted over iterations; see `train.half_life`.
+    uses the variance of the rewards as they are. Both are discounted; see `train.half_life`.
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
@@ -174,9 +174,9 @@ class Train(Strict):
     """The gradient is clipped to this norm."""
     optimizer: Optimizer = Optimizer()
     """The AdamW implementation and its parameters; a word is its name."""
-    half_life: float = Field(8.0, gt=0)
-    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baselines tracker and
-    cumulative) and of steps (tree adaptive)."""
+    half_life: HalfLife = HalfLife()
+    """When a reward counts half in the statistics of prompts (prompts.pick, baselines tracker and cumulative) and of steps
+    (tree adaptive); a number is of iterations."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only
@@ -225,6 +225,11 @@ class Train(Strict):
     @classmethod
     def _decay(cls, written: Any) -> Any:
         return {"decay": written} if isinstance(written, int | float) else written
+
+    @field_validator("half_life", mode="before")
+    @classmethod
+    def _iterations(cls, written: Any) -> Any:
+        return {"after": written} if isinstance(written, int | float) else written
 
     @field_validator("schedule", "optimizer", mode="before")
     @classmethod
@@ -366,6 +371,19 @@ class RunConfig(Strict):
             )
         if select is not None and select.statistics == "kept" and baseline.name in ("cumulative", "quantile"):
             raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")
+        return self
+
+    @model_validator(mode="after")
+    def _moves(self) -> RunConfig:
+        if self.train.half_life.by == "iterations":
+            return self
+        hindrance = self.algorithm.ratio_hindrance
+        if hindrance is None and self.train.steps == 1 and not self.run.staleness:
+            hindrance = "in one optimizer step an iteration all ratios are 1, take train.updates=2"
+        if hindrance is not None:
+            raise InputError(
+                f"train.half_life.by: the log ratio has to be that to the policy that sampled, but {hindrance} or iterations"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,24 +17,7 @@ from flowgrpo.training.advantages.unit_selection import (
     root_variance,
     select_units,
 )
-from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from samplers import noise
-
-
-def test_history_forgets_by_half_lives():
-    stats = PromptStats(half_life=2.0)
-    assert stats.past([7], 0).mean.isnan().all()
-    stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
-    assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
-    assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
-    stats.add([7], torch.tensor([1.0]), 4)
-    assert stats.past([7], 4).mean.item() == pytest.approx((0.25 + 1) / 1.5)
-    other = PromptStats(2.0)
-    other.restore(stats.state())
-    assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
-    assert other.past([7], 9).square == stats.past([7], 9).square > 0
-    other.restore({"7": [2.0, 1.0, 9]})  # of an earlier version
-    assert [each.item() for each in (other.past([7], 9).mean, other.past([7], 9).square)] == [0.5, 0]
 
 
 def test_prompts_of_uncertain_outcome_are_drawn_most():
