@@ -79,7 +79,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline=_LEAVE_ONE_OUT,
         decoder=_at_temperature("entropy", 1.0, top_p=0.95),
     ),
-    # GDPO: arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
+    # GDPO: arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL, not compared with the authors' own code.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
     # 2. The log ratio is divided by the length, as in the recipe; the paper divides the loss instead.
     "gdpo": _row(
@@ -88,7 +88,7 @@ PRESETS: dict[str, PresetRow] = {
         aggregation="sequence_mean",
         baseline=_MEAN,
     ),
-    # BGPO: arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
+    # BGPO: arXiv 2510.11683 and its form in yjyddq/DARE, not compared with the authors' own code.
     # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
     # 2. 1 + d as it stands; DARE's exp(log(1 + d)) is NaN for d <= -1.
     # 3. Log ratios are divided by the answer's own length; DARE's by that of the canvas.
@@ -153,7 +153,7 @@ PRESETS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 0.0, "ddof": 0},
         decoder=_at_temperature("low_confidence", 0.8),
     ),
-    # Co-GRPO: arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
+    # Co-GRPO: arXiv 2512.22288, reconstructed from a description without equations or code; see learned_schedule.py.
     # 1. The distribution of the schedule's actions, the clip, the baseline and the aggregation are ours.
     "co_grpo": _row(
         {"name": "trajectory"},
@@ -240,5 +240,5 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.optimizer.weight_decay": 0.0,
         "train.max_grad_norm": 1.0,
     },
-    "co_grpo": {},  # its code was not at hand
+    "co_grpo": {},  # not known without its code
 }
