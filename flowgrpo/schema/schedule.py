@@ -74,6 +74,20 @@ class HalfLife(Strict):
             raise InputError(f"train.half_life.keep: {self.keep} do not rise, take {sorted(self.keep)}")
         return self
 
+    def check(self, hindrance: str | None, moves: bool) -> None:
+        """Raise InputError if rewards age by log ratios that are not measured.
+
+        Args:
+            hindrance: why they are not, see `AlgorithmSection.ratio_hindrance`; None if they are.
+            moves: whether any optimizer step of an iteration starts from another policy than the one that sampled.
+        """
+        if hindrance is None and not moves:
+            hindrance = "in one optimizer step an iteration all ratios are 1, take train.updates=2"
+        if self.by == "log_ratio" and hindrance is not None:
+            raise InputError(
+                f"train.half_life.by: the log ratio has to be that to the policy that sampled, but {hindrance} or iterations"
+            )
+
     def kept(self, age: float) -> float:
         """Return the factor of rewards that are `age` old, in iterations or in log ratios."""
         return min(max(0.5 ** (age / self.after), self.keep[0]), self.keep[1])

@@ -221,15 +221,11 @@ class Train(Strict):
         allowed = f"a whole number from 1 to {MOST_ROWS:,}"
         raise InputError(f"train.{info.field_name}: {written!r} is neither {allowed} nor auto, take {nearest}")
 
-    @field_validator("ema", mode="before")
+    @field_validator("ema", "half_life", mode="before")
     @classmethod
-    def _decay(cls, written: Any) -> Any:
-        return {"decay": written} if isinstance(written, int | float) else written
-
-    @field_validator("half_life", mode="before")
-    @classmethod
-    def _iterations(cls, written: Any) -> Any:
-        return {"after": written} if isinstance(written, int | float) else written
+    def _number(cls, written: Any, info: ValidationInfo) -> Any:
+        key = {"ema": "decay", "half_life": "after"}[info.field_name or ""]
+        return {key: written} if isinstance(written, int | float) else written
 
     @field_validator("schedule", "optimizer", mode="before")
     @classmethod
@@ -371,19 +367,7 @@ class RunConfig(Strict):
             )
         if select is not None and select.statistics == "kept" and baseline.name in ("cumulative", "quantile"):
             raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")
-        return self
-
-    @model_validator(mode="after")
-    def _moves(self) -> RunConfig:
-        if self.train.half_life.by == "iterations":
-            return self
-        hindrance = self.algorithm.ratio_hindrance
-        if hindrance is None and self.train.steps == 1 and not self.run.staleness:
-            hindrance = "in one optimizer step an iteration all ratios are 1, take train.updates=2"
-        if hindrance is not None:
-            raise InputError(
-                f"train.half_life.by: the log ratio has to be that to the policy that sampled, but {hindrance} or iterations"
-            )
+        self.train.half_life.check(self.algorithm.ratio_hindrance, self.train.steps > 1 or self.run.staleness > 0)
         return self
 
     @model_validator(mode="after")

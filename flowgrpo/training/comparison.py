@@ -30,6 +30,9 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     advantages, trained = unit_selection.normalize_advantages(
         all_units, weights, past=past, baseline=algorithm.baseline, select=select
     )
+    factors = wing.group_factors(batch)
+    if factors is not None:
+        advantages = advantages * factors[all_units.comparison[:, 0]]
     rewards, members = torch.cat([each[1] for each in gathered]), [member for each in gathered for member in each[2]]
     order = sorted(range(len(members)), key=members.__getitem__)  # sums round alike for any number of processes
     rewards = rewards[order]
