@@ -1,4 +1,4 @@
-"""Learning rate schedule, half-life of rewards, and intervals of the sampling steps (`first:end`)."""
+"""Schedules of training: of the learning rate, of forgetting, of selection; and intervals of the steps (`first:end`)."""
 
 from __future__ import annotations
 
@@ -91,6 +91,38 @@ class HalfLife(Strict):
     def kept(self, age: float) -> float:
         """Return the factor of rewards that are `age` old, in iterations or in log ratios."""
         return min(max(0.5 ** (age / self.after), self.keep[0]), self.keep[1])
+
+
+class Select(Strict):
+    """Selection of the credit units to train on."""
+
+    rule: Literal["extremes", "max_variance"] = "extremes"
+    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
+    fraction: float = Field(0.5, gt=0, le=1)
+    """Fraction of the compared units that is trained on."""
+    end: float | None = Field(None, gt=0, le=1)
+    """Fraction in the last iteration, to which it moves linearly; null: as in the first."""
+    across: Literal["sets", "batch"] = "sets"
+    """sets: within each set of compared units, by their rewards; batch: among all units of the iteration, by their
+    advantages (D3S), which favours groups of large advantages."""
+    statistics: Literal["kept", "all"] | None = None
+    """Whether means and standard deviations of the advantages are those of the kept units or of all; null: kept within
+    sets, all across the batch."""
+
+    @model_validator(mode="after")
+    def _compared_first(self) -> Select:
+        if self.across == "batch" and self.statistics == "kept":
+            raise InputError("train.select.statistics: a selection by advantages compares all units before, take all")
+        return self
+
+    @property
+    def compares_kept(self) -> bool:
+        """Return whether advantages compare the kept units only."""
+        return self.statistics == "kept" or (self.statistics is None and self.across == "sets")
+
+    def share(self, done: float) -> float:
+        """Return the fraction that is trained on when the fraction `done` of the iterations is done."""
+        return self.fraction if self.end is None else self.fraction + (self.end - self.fraction) * done
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
-from flowgrpo.schema.schedule import HalfLife, Schedule
+from flowgrpo.schema.schedule import HalfLife, Schedule, Select
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from rewards.files import frames
 
@@ -120,17 +120,6 @@ class Optimizer(Strict):
     """Decoupled weight decay."""
 
 
-class Select(Strict):
-    """Selection of the credit units to train on, within each set of units that are compared."""
-
-    rule: Literal["extremes", "max_variance"] = "extremes"
-    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
-    fraction: float = Field(0.5, gt=0, le=1)
-    """Fraction of each set of compared units that is trained on."""
-    statistics: Literal["kept", "all"] = "kept"
-    """Whether means and standard deviations of the advantages are those of the kept units or of all."""
-
-
 class Ema(Strict):
     """The average of the weights, which evaluation, gallery and export use."""
 
@@ -182,6 +171,10 @@ class Train(Strict):
     if TYPE_CHECKING:  # flow models only
         draft: Drafted | None = None
         replay: str = "auto"
+
+    def done_at(self, iteration: int) -> float:
+        """Return which fraction of the run is done in `iteration`, counted from 0: 0 in the first, 1 in the last."""
+        return iteration / max(1, self.iterations - 1)
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -365,8 +358,14 @@ class RunConfig(Strict):
                 "algorithm.baseline: by none all samples of a positive reward are good, and contrast needs bad ones; take "
                 "group_mean or absolute"
             )
-        if select is not None and select.statistics == "kept" and baseline.name in ("cumulative", "quantile"):
+        if select is not None and select.compares_kept and baseline.name in ("cumulative", "quantile"):
             raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")
+        if (
+            select is not None
+            and select.across == "batch"
+            and self.algorithm.objective.couples not in ("nothing", False)
+        ):
+            raise InputError(f"train.select.across: {objective} compares the samples of a group, take sets")
         self.train.half_life.check(self.algorithm.ratio_hindrance, self.train.steps > 1 or self.run.staleness > 0)
         return self
 

@@ -28,7 +28,12 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     past = replace(run.prompt_stats.past(prompts, run.done), memory=run.memory)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
-        all_units, weights, past=past, baseline=algorithm.baseline, select=select
+        all_units,
+        weights,
+        past=past,
+        baseline=algorithm.baseline,
+        select=select,
+        done=run.config.train.done_at(run.done),
     )
     factors = wing.group_factors(batch)
     if factors is not None:

@@ -1,8 +1,10 @@
 """Comparison of the samples of all processes."""
 
 import pytest
-from field import settings, trainer
+from field import lines, settings, trainer
 
+from flowgrpo.errors import InputError
+from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.training.distributed.collectives import Collectives
 
 
@@ -24,3 +26,31 @@ def test_rewards_are_remembered_alike_in_any_order_of_processes(tmp_path, monkey
             found.append((run.compare(batch).line, run.prompt_stats.seen, run.memory))
     assert found[0] == found[1]
     assert len(found[0][1]) == 4
+
+
+def test_a_selection_across_the_batch_grows_during_the_run(tmp_path):
+    """From a quarter of the samples to all, in four iterations; the plan of each iteration counts them, too."""
+    select = {"rule": "max_variance", "across": "batch", "fraction": 0.25, "end": 1.0}
+    chosen = settings(tmp_path, train__select=select, train__iterations=4, train__updates=1)
+    run = trainer(chosen)
+    run.run()
+    left_out = [line["groups/left_out_fraction"] for line in lines(run)]
+    assert left_out == [0.75, 0.5, 0.25, 0]
+    trained = [line["cost/trained_edges"] for line in lines(run)]
+    assert trained == [trained[3] * share / 4 for share in (1, 2, 3, 4)]
+    assert trained == [predict_cost(chosen, 6, iteration).trained_edges for iteration in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"train__select": {"across": "batch", "statistics": "kept"}}, r"^train\.select\.statistics: .* take all$"),
+        (
+            {"train__select": {"across": "batch"}, "algorithm__preset": "dgpo"},
+            r"^train\.select\.across: group_sigmoid compares the samples of a group, take sets$",
+        ),
+    ],
+)
+def test_selections_across_the_batch_that_cannot_be(tmp_path, choices, words):
+    with pytest.raises(InputError, match=words):
+        settings(tmp_path, **choices)
