@@ -21,6 +21,10 @@ COSTS: dict[str, tuple[int, ...]] = {
     "spg": (256, 16),
     "trace_rl": (256, 32),
     "co_grpo": (256, 256),
+    "spo": (256, 8),
+    "bnpo": (256, 8),
+    "dcpo": (256, 8),
+    "riskpo": (256, 8),
 }
 
 GAINED = "gain of accuracy of `digits` for 20,000 evaluations"

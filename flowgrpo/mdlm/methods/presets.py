@@ -20,6 +20,8 @@ Options = dict[str, Any]
 _MEAN = {"name": "group_mean", "std": "none"}
 _STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _LEAVE_ONE_OUT = {"name": "leave_one_out"}
+_ONE_STEP = {"name": "one_step", "prompt_rate": 0.0}
+_UNCUT = {"clip": 1e9}
 
 
 def _at_temperature(name: str, temperature: float, **more: float) -> Options:
@@ -163,6 +165,54 @@ PRESETS: dict[str, PresetRow] = {
         decoder="scheduled",
         schedule={"name": "learned"},
     ),
+    # SPO (single-stream): arXiv 2509.13232 and its recipe in volcengine/verl, which trains autoregressive models. The row
+    # has its baseline and loss; decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact
+    # probability of a token given those before it.
+    # 1. A group has two answers or more, here; there one. For a prompt without earlier rewards each is compared with the
+    #    others; there eight answers of the first model give a first estimate.
+    # 2. Rewards are forgotten by the mean log ratio of all answers of an update (train.half_life by log_ratio); there by
+    #    that of the prompt's last answer. Without that key they are forgotten by iterations.
+    # 3. Prompts are drawn by prompts.pick; there in proportion to sqrt(p (1 - p)) + 0.05 of their success rate p.
+    "spo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="token_mean",
+        baseline={"name": "tracker", **_UNCUT},
+    ),
+    # BNPO: arXiv 2506.02864 and changyi7231/BNPO, which trains autoregressive models. The row has its baseline and loss;
+    # decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a token given
+    # those before it.
+    # 1. The loss of an answer is the sum over its tokens divided by the length of the canvas; there the sum itself.
+    "bnpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="fixed_length",
+        baseline={"name": "beta", "bound": None, **_UNCUT},
+    ),
+    # DCPO: arXiv 2509.02333 and lime-RL/DCPO, which trains autoregressive models. The row has its baseline and mean over
+    # tokens; decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a
+    # token given those before it.
+    # 1. The clip range is that of its other runs; there the range of a token depends on its old probability.
+    # 2. Rewards of earlier visits count less (train.half_life); there they all count as much.
+    "dcpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="sequence_mean",
+        baseline={"name": "cumulative", "eps": 0.0, "ddof": 1, **_UNCUT},
+    ),
+    # RiskPO: arXiv 2510.00911 and RTkenny/RiskPO, which trains autoregressive models. The row has its baseline and loss;
+    # decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a token given
+    # those before it.
+    # 1. A sample is one answer; there the answers to five prompts are one, whose advantage they share by their rewards.
+    # 2. Utilities are compared within the group, then divided by their std over the iteration. There they are compared with
+    #    nothing, so that the lower quantile has 0, and divided by the std of the bundle's rewards.
+    # 3. The quantiles move in units of the rewards' std; there in units of the reward.
+    "riskpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": 0.2, "dual": 3.0},
+        aggregation="token_mean",
+        baseline={"name": "quantile", **_UNCUT},
+    ),
 }
 
 _ALL_WEIGHTS = {"model.lora": None, "train.ema": None, "train.updates": 1}
@@ -241,4 +291,45 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.max_grad_norm": 1.0,
     },
     "co_grpo": {},  # not known without its code
+    "spo": {  # for Qwen3-8B; one answer of a prompt
+        **_ALL_WEIGHTS,
+        "model.length": 16384,
+        "train.groups": 768,
+        "train.passes": 1,
+        "train.updates": 8,
+        "train.learning_rate": 1e-6,
+        "train.half_life": {"by": "log_ratio", "after": 0.06, "keep": [0.875, 0.96]},
+    },
+    "bnpo": {  # for Qwen2.5-Math-7B
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 32,
+        "train.group_size": 16,
+        "train.passes": 1,
+        "train.learning_rate": 1e-6,
+        "train.schedule.warmup": 10,
+        "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
+    },
+    "dcpo": {  # for Qwen2.5-Math-7B on one machine
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 512,
+        "train.group_size": 16,
+        "train.passes": 1,
+        "train.updates": 64,
+        "train.learning_rate": 1e-6,
+        "train.schedule.warmup": 10,
+        "train.optimizer.weight_decay": 0.1,
+        "train.max_grad_norm": 1.0,
+    },
+    "riskpo": {  # for DeepSeek-R1-Distill-Qwen-1.5B
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 512,
+        "train.group_size": 10,
+        "train.passes": 1,
+        "train.updates": 4,
+        "train.learning_rate": 1e-6,
+    },
 }
