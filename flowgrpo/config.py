@@ -106,6 +106,8 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
             inner = {"name": inner}
         if isinstance(inner, int | float) and parent == "ema":
             inner = {"decay": inner}
+        if isinstance(inner, int | float) and parent == "half_life":
+            inner = {"after": inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict):

@@ -35,6 +35,11 @@ CASES = {
         "algorithm": {"preset": "flow_grpo", "objective": {"kl": {"beta": 0.2, "reference": "moving", "refresh": 3}}},
         "train__ema": {"decay": 0.8},
     },
+    "rewards forgotten by log ratios": {
+        "algorithm__baseline": "tracker",
+        "prompts__pick": {"by": "variance", "worst": -9.0},
+        "train__half_life": {"by": "log_ratio", "after": 0.01},
+    },
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
 }
@@ -86,6 +91,17 @@ def interrupted(rank):
     folder = shared_folder()
     said = stopped(begun(folder, run__generators=1, run__staleness=2), 1)
     return said, told(resumed(begun(folder, run__generators=1, run__staleness=2)))
+
+
+def forgetting(rank):
+    """Metric lines of a run whose rewards are forgotten by log ratios, their sum, and what is known of the prompts."""
+    return forgot(tempfile.mkdtemp())
+
+
+def forgot(folder):
+    run = begun(folder, **CASES["rewards forgotten by log ratios"])
+    run.run()
+    return lines(run), run.prompt_stats.odometer, run.prompt_stats.seen
 
 
 def stopped(run, done):

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from flowgrpo import config
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
+from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.presets import PRESETS
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
@@ -82,6 +83,10 @@ VARIANTS = (
     Variant("trace_rl", _drawn(0.8), "by_one_step"),
     Variant("ebpo", _drawn(0.6), changes=_ONE_A_STEP),
     Variant("co_grpo", Decoding("gumbel", temperatures=normal_temperatures(0.8, 0.3, top=2.0)), _PATH),
+    Variant("spo", _drawn(1.0), "by_one_step"),
+    Variant("bnpo", _drawn(1.0), changes={"algorithm.baseline.bound": 5.0}),  # for rewards that are not 0 or 1
+    Variant("dcpo", _drawn(1.0)),
+    Variant("riskpo", _drawn(1.0)),
     Variant("igpo", _drawn(1.2), "by_one_step", name="igpo, no hints", changes=_NO_HINTS),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random", changes=_DECODERS["random"]),
     Variant("cj_grpo", _ENTROPY, name="cj_grpo, entropy", changes=_DECODERS["entropy"]),
@@ -102,7 +107,10 @@ def trainer(variant: Variant) -> Iterator[Opened]:
         written = {
             "kind": "mdlm",
             "model": {"path": "table", "length": tiny_texts.LENGTH, "lora": None},
-            "algorithm": {"preset": variant.preset, "baseline": {"std": "none"}},
+            "algorithm": {
+                "preset": variant.preset,
+                "baseline": _undivided(PRESETS[variant.preset]["baseline"]["name"]),
+            },
             "rewards": ["table"],
             "train": {"groups": GROUPS, "group_size": SIZE, "updates": 1, "micro_batch": 1 << 20},
             "run": {"dir": folder, "name": "run"},
@@ -124,6 +132,11 @@ def trainer(variant: Variant) -> Iterator[Opened]:
         run = Opened(text_loop(chosen, policy, weights, schedule=schedule, train_prompts=[prompt], rewards=[earned]))
         run.learning_rates = [0.0] * len(run.learning_rates)  # the gradients stay, and nothing moves
         yield run
+
+
+def _undivided(baseline: str) -> dict[str, str]:
+    """Return the option by which a baseline divides by no standard deviation, if it has one."""
+    return {"std": "none"} if "std" in CHOICES["baseline"][baseline].model_fields else {}
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -172,7 +185,7 @@ class Row:
 def row(variant: Variant, batches: int = BATCHES) -> Row:
     with trainer(variant) as run:
         found = [batch(run, iteration) for iteration in range(batches)]
-        own = run.config.algorithm.baseline.name == "leave_one_out"
+        own = run.config.algorithm.baseline.name in ("leave_one_out", "tracker")
     exact = Exact(Table(), variant.decoding)
     share = (1.0 if own else 1 - 1 / SIZE) / tiny_texts.LENGTH
     aim, seen = exact.gradient * share, torch.stack([each for each, _, _ in found])

@@ -148,6 +148,15 @@ class Algorithm(AlgorithmSection):
         return self.tree.keeps_groups_whole or (f"algorithm.objective={self.objective.name}" if coupled else None)
 
     @property
+    @override
+    def ratio_hindrance(self) -> str | None:
+        if self.tree.adapts:
+            return "the tree adaptive forgets by iterations; take another tree"
+        if self.likelihood.name == "elbo" and not (self.likelihood.anchor == "old" and self.likelihood.old.copies):
+            return "algorithm.likelihood has another anchor or an old policy that lags; take anchor=old with old.most=0"
+        return None
+
+    @property
     def sampler(self) -> str:
         """Return the name of the policy that samples rollouts."""
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"

@@ -312,6 +312,9 @@ class TextTrain(Train):
 
     passes: int = Field(1, ge=1)
     """Passes over the iteration's answers in its update, each with masks of its own."""
+    semantic_entropy: float = Field(0.0, ge=0, le=1)
+    """Above 0, advantages are multiplied by 1 - semantic_entropy x SE / ln n (SEED-GRPO): SE is the entropy over equal
+    final answers among the n of a group, so that prompts on which the answers differ are learnt more slowly."""
 
     @property
     @override

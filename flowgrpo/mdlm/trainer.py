@@ -42,6 +42,7 @@ from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.rollouts import solutions, tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
+from flowgrpo.mdlm.rollouts.semantic_entropy import certainty, meaning
 from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.assembly import build_loop
@@ -138,6 +139,16 @@ class TextWing(Wing):
     @override
     def units(self, batch: Batch) -> CreditUnits:
         return self.config.algorithm.credit.units(batch.earned(self.run.combination))
+
+    @override
+    def group_factors(self, batch: Batch) -> torch.Tensor | None:
+        """Return how sure the policy is of each group's answer; None without `train.semantic_entropy`."""
+        sensitivity = self.config.train.semantic_entropy
+        if sensitivity == 0:
+            return None
+        own = [(group, meaning(text)) for (group, _), text in zip(batch.members, batch.completions.texts, strict=True)]
+        groups, meanings = zip(*self.run.collectives.gather_shards(own), strict=True)
+        return certainty(groups, meanings, sensitivity=sensitivity, groups=len(batch.groups.prompts))
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:

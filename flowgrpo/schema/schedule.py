@@ -1,10 +1,10 @@
-"""Learning rate schedule, and intervals of the sampling steps (`first:end`)."""
+"""Schedules of training: of the learning rate, of forgetting, of selection; and intervals of the steps (`first:end`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -49,6 +49,80 @@ class Schedule(Strict):
             "cosine_with_restarts": (1 + math.cos(math.pi * (self.cycles * done % 1))) / 2,
         }[self.name]
         return self.floor + (1 - self.floor) * fallen
+
+
+class HalfLife(Strict):
+    """When a reward of an earlier iteration counts half. A number in its place sets `after`."""
+
+    by: Literal["iterations", "log_ratio"] = "iterations"
+    """iterations: rewards age by iterations; log_ratio: by how far the policy moved, which is the sum over iterations of the
+    metric policy/mean_abs_log_ratio (after SPO)."""
+    after: float = Field(8.0, gt=0)
+    """The age, in iterations or in log ratios, after which a reward counts half."""
+    keep: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)] = [0.0, 1.0]
+    """Smallest and largest factor by which a prompt's rewards count less at its next visit; SPO's code has
+    [0.875, 0.96]."""
+
+    @model_validator(mode="after")
+    def _meant(self) -> HalfLife:
+        if self.by == "log_ratio" and "after" not in self.model_fields_set:
+            raise InputError(
+                "train.half_life.after: log ratios have no usual size, say which sum of them halves a reward; for about 8 "
+                "iterations take 8 times the policy/mean_abs_log_ratio of an earlier run"
+            )
+        if self.keep[0] > self.keep[1]:
+            raise InputError(f"train.half_life.keep: {self.keep} do not rise, take {sorted(self.keep)}")
+        return self
+
+    def check(self, hindrance: str | None, moves: bool) -> None:
+        """Raise InputError if rewards age by log ratios that are not measured.
+
+        Args:
+            hindrance: why they are not, see `AlgorithmSection.ratio_hindrance`; None if they are.
+            moves: whether any optimizer step of an iteration starts from another policy than the one that sampled.
+        """
+        if hindrance is None and not moves:
+            hindrance = "in one optimizer step an iteration all ratios are 1, take train.updates=2"
+        if self.by == "log_ratio" and hindrance is not None:
+            raise InputError(
+                f"train.half_life.by: the log ratio has to be that to the policy that sampled, but {hindrance} or iterations"
+            )
+
+    def kept(self, age: float) -> float:
+        """Return the factor of rewards that are `age` old, in iterations or in log ratios."""
+        return min(max(0.5 ** (age / self.after), self.keep[0]), self.keep[1])
+
+
+class Select(Strict):
+    """Selection of the credit units to train on."""
+
+    rule: Literal["extremes", "max_variance"] = "extremes"
+    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
+    fraction: float = Field(0.5, gt=0, le=1)
+    """Fraction of the compared units that is trained on."""
+    end: float | None = Field(None, gt=0, le=1)
+    """Fraction in the last iteration, to which it moves linearly; null: as in the first."""
+    across: Literal["sets", "batch"] = "sets"
+    """sets: within each set of compared units, by their rewards; batch: among all units of the iteration, by their
+    advantages (D3S), which favours groups of large advantages."""
+    statistics: Literal["kept", "all"] | None = None
+    """Whether means and standard deviations of the advantages are those of the kept units or of all; null: kept within
+    sets, all across the batch."""
+
+    @model_validator(mode="after")
+    def _compared_first(self) -> Select:
+        if self.across == "batch" and self.statistics == "kept":
+            raise InputError("train.select.statistics: a selection by advantages compares all units before, take all")
+        return self
+
+    @property
+    def compares_kept(self) -> bool:
+        """Return whether advantages compare the kept units only."""
+        return self.statistics == "kept" or (self.statistics is None and self.across == "sets")
+
+    def share(self, done: float) -> float:
+        """Return the fraction that is trained on when the fraction `done` of the iterations is done."""
+        return self.fraction if self.end is None else self.fraction + (self.end - self.fraction) * done
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:

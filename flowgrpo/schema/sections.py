@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
-from flowgrpo.schema.schedule import Schedule
+from flowgrpo.schema.schedule import HalfLife, Schedule, Select
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from rewards.base import default_name
 from rewards.files import frames
@@ -26,7 +26,7 @@ class Pick(Strict):
     """Options of an iteration's choice of prompts, group sizes and loss weights.
 
     The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; `budget: root_variance`
-    uses the variance of the rewards as they are. Both are discounted over iterations; see `train.half_life`.
+    uses the variance of the rewards as they are. Both are discounted; see `train.half_life`.
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
@@ -121,17 +121,6 @@ class Optimizer(Strict):
     """Decoupled weight decay."""
 
 
-class Select(Strict):
-    """Selection of the credit units to train on, within each set of units that are compared."""
-
-    rule: Literal["extremes", "max_variance"] = "extremes"
-    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
-    fraction: float = Field(0.5, gt=0, le=1)
-    """Fraction of each set of compared units that is trained on."""
-    statistics: Literal["kept", "all"] = "kept"
-    """Whether means and standard deviations of the advantages are those of the kept units or of all."""
-
-
 class Ema(Strict):
     """The average of the weights, which evaluation, gallery and export use."""
 
@@ -175,14 +164,18 @@ class Train(Strict):
     """The gradient is clipped to this norm."""
     optimizer: Optimizer = Optimizer()
     """The AdamW implementation and its parameters; a word is its name."""
-    half_life: float = Field(8.0, gt=0)
-    """Iterations after which a reward counts half: in the statistics of prompts (prompts.pick, baselines tracker and
-    cumulative) and of steps (tree adaptive)."""
+    half_life: HalfLife = HalfLife()
+    """When a reward counts half in the statistics of prompts (prompts.pick, baselines tracker and cumulative) and of steps
+    (tree adaptive); a number is of iterations."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only
         draft: Drafted | None = None
         replay: str = "auto"
+
+    def done_at(self, iteration: int) -> float:
+        """Return which fraction of the run is done in `iteration`, counted from 0: 0 in the first, 1 in the last."""
+        return iteration / max(1, self.iterations - 1)
 
     @property
     def found(self) -> tuple[str, ...]:
@@ -222,10 +215,11 @@ class Train(Strict):
         allowed = f"a whole number from 1 to {MOST_ROWS:,}"
         raise InputError(f"train.{info.field_name}: {written!r} is neither {allowed} nor auto, take {nearest}")
 
-    @field_validator("ema", mode="before")
+    @field_validator("ema", "half_life", mode="before")
     @classmethod
-    def _decay(cls, written: Any) -> Any:
-        return {"decay": written} if isinstance(written, int | float) else written
+    def _number(cls, written: Any, info: ValidationInfo) -> Any:
+        key = {"ema": "decay", "half_life": "after"}[info.field_name or ""]
+        return {key: written} if isinstance(written, int | float) else written
 
     @field_validator("schedule", "optimizer", mode="before")
     @classmethod
@@ -370,8 +364,15 @@ class RunConfig(Strict):
                 "algorithm.baseline: by none all samples of a positive reward are good, and contrast needs bad ones; take "
                 "group_mean or absolute"
             )
-        if select is not None and select.statistics == "kept" and baseline.name in ("cumulative", "quantile"):
+        if select is not None and select.compares_kept and baseline.name in ("cumulative", "quantile"):
             raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")
+        if (
+            select is not None
+            and select.across == "batch"
+            and self.algorithm.objective.couples not in ("nothing", False)
+        ):
+            raise InputError(f"train.select.across: {objective} compares the samples of a group, take sets")
+        self.train.half_life.check(self.algorithm.ratio_hindrance, self.train.steps > 1 or self.run.staleness > 0)
         return self
 
     @model_validator(mode="after")

@@ -38,6 +38,11 @@ class AlgorithmSection(Strict):
         """Return the number of initial states for a group of `group_size` trained trajectories."""
 
     @property
+    def ratio_hindrance(self) -> str | None:
+        """Return why rewards cannot age by log ratios, and what to take; None if they can (`train.half_life.by`)."""
+        return None
+
+    @property
     @abstractmethod
     def keeps_groups_whole(self) -> str | None:
         """Return the setting that requires each group to stay on one process; None if none does."""

@@ -28,11 +28,21 @@ def compare(run: RunState, wing: Wing, units: CreditUnits, batch: Batch) -> Comp
     past = replace(run.prompt_stats.past(prompts, run.done), memory=run.memory)
     weights, select = run.credited.weights, run.config.train.select
     advantages, trained = unit_selection.normalize_advantages(
-        all_units, weights, past=past, baseline=algorithm.baseline, select=select
+        all_units,
+        weights,
+        past=past,
+        baseline=algorithm.baseline,
+        select=select,
+        done=run.config.train.done_at(run.done),
     )
-    rewards = torch.cat([each[1] for each in gathered])
+    factors = wing.group_factors(batch)
+    if factors is not None:
+        advantages = advantages * factors[all_units.comparison[:, 0]]
+    rewards, members = torch.cat([each[1] for each in gathered]), [member for each in gathered for member in each[2]]
+    order = sorted(range(len(members)), key=members.__getitem__)  # sums round alike for any number of processes
+    rewards = rewards[order]
     total = run.credited.total(rewards)
-    run.prompt_stats.add([groups.prompts[group] for each in gathered for group in each[2]], total, run.done)
+    run.prompt_stats.add([groups.prompts[members[i][0]] for i in order], total, run.done)
     run.memory = algorithm.baseline.remember(run.memory, total)
     teaching = trained & all_units.values.isfinite().any(1) & learning_signal.teaches(algorithm.objective, advantages)
     wing_metrics = wing.observe(all_units, batch)

@@ -94,6 +94,7 @@ class Loop:
             self._record(minibatches.tree_records())
             stats = [minibatches.step(number) for number in range(len(minibatches))]
         moved = iteration_metrics.of_policy(state, stats)
+        state.prompt_stats.move(moved["policy/mean_abs_log_ratio"])
         self.wing.after_update(moved)  # older policies follow, the KL coefficient adapts
         return iteration_metrics.of_iteration(state, rollout, compared, stats, moved=moved, watch=watch)
 

@@ -117,6 +117,10 @@ class Wing(ABC):
         """
         return
 
+    def group_factors(self, batch: Any) -> torch.Tensor | None:
+        """Return a factor (G,) of the advantages of each group, None for none; all processes call it together."""
+        return None
+
     def observe(self, units: CreditUnits, batch: Any) -> dict[str, Any]:
         """Adapt later rollouts to the credit units of all processes; return metrics that only this kind of model has."""
         return {}

@@ -63,7 +63,7 @@ def _text_loop(stated: Mapping[str, Any]) -> list[str]:
     schedule = stated.get("train.schedule.name")
     return [
         str(stated["model.length"]),
-        f"{stated['algorithm.decoder.steps']}, {blocks}",
+        f"{stated['algorithm.decoder.steps']}, {blocks}" if "algorithm.decoder.steps" in stated else "-",
         _size(stated),
         str(stated["train.passes"]),
         str(stated["train.updates"]),

@@ -46,11 +46,16 @@ def write_samples(
     lines: list[dict[str, Any]] = []
     with (out / "manifest.jsonl").open("a") as manifest, open_display(), phase("sampling", len(rows)) as sampling:
         for part in batched(rows, batch_size):
-            for sample in sampler.generate(part):
+            for row, sample in zip(part, sampler.generate(part), strict=True):
                 stem = out / f"{done + len(lines):04d}"
                 assert sample.decoded is not None
                 file = save_sample(sample.decoded, stem, sampler.sampling_rate, sampler.frame_rate)
                 line = manifest_line(file.name, sample, 0, sampler.word)
+                if sampler.search is not None:
+                    line["search"] = {
+                        **sampler.search.line,
+                        "seed": row.seed,
+                    }  # of the prompt, line["seed"] of the start
                 lines.append(line | sample.row.columns | line)  # a column does not replace a key of the manifest
                 manifest.write(json.dumps(lines[-1]) + "\n")
             manifest.flush()

@@ -21,6 +21,8 @@ from samplers.levels import DEFAULT_LEVELS
 COMPARE_AT = (0.25, 0.5, 0.75)
 WALKS = ("beam", "smc")
 WIDTH = 8
+LEAST = 1e-9  # of --temperature; rewards divided by less may overflow
+MOST = 10.0  # of --level; without noise copies stay equal, and of much noise the last step leaves too much
 
 
 def search_to_folder(
@@ -56,6 +58,8 @@ def read_search(
     if not rewards:
         raise InputError("--reward: --search compares candidates by rewards, name a reward (once or more)")
     width = WIDTH if width is None else width
+    if width < 2:
+        raise InputError("--width: one candidate is compared with no other; take 2 or more, or leave --search away")
     of_walks = {"--level": level, "--compare-at": compare_at}
     if name not in WALKS and (given := [option for option, value in of_walks.items() if value is not None]):
         raise InputError(f"{given[0]}: best-of-n takes no stochastic steps, it is for --search beam or smc")
@@ -68,16 +72,23 @@ def read_search(
             "--temperature: smc samples by exp(reward / temperature), give one in units of the reward, such as 0.1 for "
             "rewards from 0 to 1"
         )
-    if temperature is not None and not 0 < temperature < float("inf"):
-        raise InputError(f"--temperature: {temperature:g} is not a positive number")
-    if level is not None and not 0 < level < float("inf"):
-        raise InputError(f"--level: {level:g} is not a positive number; without noise, copies of a state stay equal")
+    if temperature is not None and not LEAST <= temperature < float("inf"):
+        raise InputError(f"--temperature: {temperature:g} is not a number from {LEAST:g} on, take 0.1 say")
+    if level is not None and not 0 < level <= MOST:
+        raise InputError(
+            f"--level: {level:g} is not above 0 and at most {MOST:g}, take {DEFAULT_LEVELS['flow_sde']} say"
+        )
     if keep is not None and keep > width:
         raise InputError(f"--keep: {keep} is more than the --width {width}")
+    uses = [checked(RewardUse, use, "REWARD") for use in rewards]
+    if weightless := [use.use for use in uses if use.weight == 0]:
+        raise InputError(
+            f"--reward: the weight 0 of {weightless[0]} chooses nothing; leave the reward away, or weigh it"
+        )
     return SearchUse(
         name=name,
         width=width,
-        rewards=[checked(RewardUse, use, "REWARD") for use in rewards],
+        rewards=uses,
         keep=(width + 1) // 2 if keep is None else keep,
         level=DEFAULT_LEVELS["flow_sde"] if level is None else level,
         compare_at=COMPARE_AT if compare_at is None else _read_fractions(compare_at),

@@ -134,7 +134,10 @@ _ROWS: dict[str, PresetRow] = {
     # 3. Width pruning (tree.prune, off here) drops whole chains, as in the paper; the code drops their second halves.
     "branch_grpo": {**_BRANCH, "tree": {"name": "branch", "factor": 2, "siblings": "correlated", "strength": 4.0}},
     # BranchGRPO-Mix: branch_grpo with MixGRPO's window, from the sources of BranchGRPO (arXiv 2509.06040).
-    # 1. to 3. as in branch_grpo.
+    # 1. Siblings' noise is the paper's, which keeps the marginals; the code's is 4 times as large (siblings: hot).
+    # 2. The last step is ODE and not trained. The code trains a last stochastic step, but scores the clean estimate,
+    #    which does not contain that step's noise.
+    # 3. Width pruning (tree.prune, off here) drops whole chains, as in the paper; the code drops their second halves.
     # 4. The window moves with the iterations. The code moves it by the sampling step instead, so that it stands still.
     "branch_grpo_mix": {
         **_BRANCH,
@@ -158,7 +161,7 @@ _ROWS: dict[str, PresetRow] = {
         "baseline": _PLAIN_STD,
         "objective": {"name": "clip", "clip_range": 1e-4, "kl": _FLOW_KL},
     },
-    # Stepwise-Flow-GRPO: arXiv 2603.28718, known to us from summaries only, without code.
+    # Stepwise-Flow-GRPO: arXiv 2603.28718, known from summaries only, without code.
     # 1. The kernel is cps; the paper's is ddim_sde, with an eta that we do not know.
     # 2. Log-probability, level and clip range are those of CPS's released configs.
     # 3. No KL, as in those configs; the paper has one, with a beta that we do not know. Divided by the variance, it
@@ -236,7 +239,7 @@ _ROWS: dict[str, PresetRow] = {
     # 2. The teacher (model.teacher) is a LoRA over the student's base, or a pipeline with networks of the student's
     #    architecture; there it may be any pipeline.
     # 3. As there, the KL is exact for cps, and is the exact KL times the step size for flow_sde.
-    # 4. as 2. of flow_dppo.
+    # 4. It samples and trains without guidance; here that is model.guidance, which this row leaves as it is.
     "opd": {
         **_SHARED,
         "tree": {"name": "window", "size": 3, "move": "random"},

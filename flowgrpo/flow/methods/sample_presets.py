@@ -61,7 +61,7 @@ PRESETS: dict[str, PresetRow] = {
     },
     # PEPG of the study (arXiv 2602.04663). The study's PAR has the same gradient, because the released code detaches
     # PAR's ratio.
-    # 1. as in epg.
+    # 1. Advantages are cut at 5, then multiplied by 0.1. The code has no bound; rewards of 0 to 1 never reach 5.
     "pepg": {
         **_BY_DPM2,
         "baseline": {"name": "group_mean", "std": "none", "scale": 0.1},
@@ -96,7 +96,8 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "gradient", "ratio": False, "kl": _kl(0.001, previous=1000.0)},
     },
     # Ours: AWM without its two divergences, each of which needs another policy's velocity at every draw.
-    # 1. as 1. and 2. of awm.
+    # 1. Rollouts use dpm2. AWM's code uses SA-Solver with noise 0.4 on sigmas of 0.3 to 0.9, which we do not support.
+    # 2. Each sample draws its own noise levels from the strata; in AWM's code a micro-batch shares them.
     "awm_fast": {
         **_BY_DPM2,
         "likelihood": _STRATA,
@@ -106,15 +107,17 @@ PRESETS: dict[str, PresetRow] = {
     # Ours: awm_fast on trees that split, with credit by noise level. Samples with a common start share the advantage of
     # their start above the split. Below it each is compared with the samples that it shares the state with, half and
     # half with the whole group. No source has it.
-    # 1. as 2. of awm. Rollouts take Euler steps, and a noisy step (flow_sde) at each split.
+    # 1. Each sample draws its own noise levels from the strata; in AWM's code a micro-batch shares them.
+    # 2. Rollouts take Euler steps, and a noisy step (flow_sde) at each split.
     "awm_split": {
         **_SPLIT,
         "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2]},
         "likelihood": _STRATA,
         "objective": {"name": "gradient", "ratio": False},
     },
-    # Ours: the same on whole branch trees, which split up to four times in the first half of the steps.
-    # 1. as 1. of awm_split.
+    # Ours: awm_split on whole branch trees, which split up to four times in the first half of the steps.
+    # 1. Each sample draws its own noise levels from the strata; in AWM's code a micro-batch shares them.
+    # 2. Rollouts take Euler steps, and a noisy step (flow_sde) at each split.
     "awm_tree": {
         **_SPLIT,
         "tree": {"name": "branch_window", "size": 0, "siblings": "own"},
@@ -123,7 +126,8 @@ PRESETS: dict[str, PresetRow] = {
     },
     # Ours: trees of four samples that split once, trained below the split alone, where siblings differ. A group of four is
     # one tree. For rewards that late steps decide; `flowgrpo doctor` names the step to split at.
-    # 1. as 1. of awm_split.
+    # 1. Each sample draws its own noise levels from the strata; in AWM's code a micro-batch shares them.
+    # 2. Rollouts take Euler steps, and a noisy step (flow_sde) at each split.
     "awm_late": {
         **_SPLIT,
         "tree": {"name": "branch_window", "size": 0, "siblings": "own", "splits": [2], "factor": 4},
@@ -131,14 +135,16 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "gradient", "ratio": False},
     },
     # Ours: awm_split on brushes. Two branches leave the ODE trunk of each start at each of the steps 1 to 3.
-    # 1. as 1. of awm_split. A branch is compared with what the trunk leads to, too.
+    # 1. Each sample draws its own noise levels from the strata; in AWM's code a micro-batch shares them.
+    # 2. Rollouts take Euler steps, and a noisy step (flow_sde) at each split. A branch is compared with what the trunk
+    #    leads to, too.
     "awm_brush": {
         **_SPLIT,
         "tree": {"name": "brush", "branches": 2, "profile": [0, 2, 2, 2]},
         "likelihood": _STRATA,
         "objective": {"name": "gradient", "ratio": False},
     },
-    # RAM (Reinforce Adjoint Matching): arXiv 2605.10759, known to us from summaries, and the port in the study's code.
+    # RAM (Reinforce Adjoint Matching): arXiv 2605.10759, known from summaries, and the port in the study's code.
     # 1. Sampler, noise levels and decay are the port's. In the paper the current policy samples, and the target is
     #    v_ref + R ((noise - x0) - v) with the current policy's v. The port and this row use the old policy's v.
     "ram": {
@@ -183,7 +189,7 @@ PRESETS: dict[str, PresetRow] = {
     # Fine-tuning on the best of each group: train_sd3_sft of Flow-GRPO's code (arXiv 2505.05470).
     # 1. A group of equal rewards is left out; there all its samples are trained on.
     # 2. The loss is the mean over the best samples alone; there it is the mean over all samples, and the others add 0.
-    # 3. as 1. of rwr.
+    # 3. The reference, which samples, never changes; there it can be copied every few optimizer steps.
     "sft_best": {**_BY_NOISE, "baseline": {"name": "best"}, "objective": {"name": "gradient", "ratio": False}},
     # Online DPO: train_sd3_dpo of Flow-GRPO's code (arXiv 2505.05470).
     # 1. The reference is copied every 40 optimizer steps, as a comment in its config says for the online form; the
@@ -195,7 +201,7 @@ PRESETS: dict[str, PresetRow] = {
         "objective": {"name": "pair_preference", "beta": 100.0, "kl": {"reference": "moving", "refresh": 40}},
     },
     # SePPO: arXiv 2410.05255, whose code has no training.
-    # 1. The equation is reconstructed from reviews of the paper; we did not have its text.
+    # 1. The equation is reconstructed from reviews of the paper.
     # 2. The snapshot samples a group. Its best sample by reward takes the place of a data set's winner, and its worst
     #    the place of the reference's sample. With data.groups the winners are stored, and the snapshot's sample
     #    replaces the worst one of each group. The paper needs no loser.
@@ -226,7 +232,7 @@ PRESETS: dict[str, PresetRow] = {
         "likelihood": {**_COUPLED, "steps": [0, -3], "anchor": "reference", "old": {"slope": 0.001, "most": 0.3}},
         "objective": {"name": "group_sigmoid", "beta": 100.0, "clip_range": 1e-2, "kl": _kl(0.02)},
     },
-    # GDRO: arXiv 2601.02036, known to us from summaries, without code; its OCR numbers (GenEval has beta 6 and best 1).
+    # GDRO: arXiv 2601.02036, known from summaries, without code; its OCR numbers (GenEval has beta 6 and best 1).
     # 1. It trains on stored groups of the reference's samples. Here the reference samples during the run, unless
     #    data.groups names a folder.
     # 2. All samples of a group are ranked; there 6 of 16, as here with stored groups of 16 and train.group_size=6.

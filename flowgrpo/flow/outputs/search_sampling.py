@@ -23,7 +23,8 @@ def search_sampler(use: ModelUse, rows: Sequence[Row], search: SearchUse, batch_
     `batch_size` candidates share a call of the model.
 
     Raises:
-        InputError: as `flowgrpo.flow.outputs.sampling.sampler`, or the schedule has no step at which to compare.
+        InputError: as `flowgrpo.flow.outputs.sampling.sampler`, the schedule has no step at which to compare, or `smc` gets
+            a reward that compares samples.
         RewardError: a reward does not exist, or fails on synthetic samples.
     """
     model = model_section(use)
@@ -34,6 +35,11 @@ def search_sampler(use: ModelUse, rows: Sequence[Row], search: SearchUse, batch_
         compared_steps(search, steps)
     prompts = [Prompt(row.prompt, row.columns) for row in rows]
     rewards, _ = scorer.rewards(search.rewards)
+    if search.name == "smc" and (comparing := [reward.name for reward in rewards if reward.group_wise]):
+        raise InputError(
+            f"--reward: {comparing[0]} compares the candidates of a prompt, and smc weighs each by a reward of its own; "
+            "take --search best-of-n or beam"
+        )
     if not any(reward.applies(prompt.columns) for reward in rewards for prompt in prompts):
         raise InputError("--reward: no reward applies to any of the prompts; change its map's `only`")
     setup.check_rewards(rewards, prompts, model)
@@ -51,4 +57,4 @@ def search_sampler(use: ModelUse, rows: Sequence[Row], search: SearchUse, batch_
         with limited(policy, use):
             return searcher.search(part)
 
-    return build_sampler(policy, rows, generate, "sde" if walks else "ode"), searcher
+    return replace(build_sampler(policy, rows, generate, "sde" if walks else "ode"), search=search), searcher

@@ -59,7 +59,7 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     if units.anchor is None and not units.compares:
         raise InputError("algorithm.credit: every edge would be compared with itself alone, which teaches nothing")
     advantages, trained = unit_selection.normalize_advantages(
-        units, weights, past=None, baseline=algorithm.baseline, select=train.select
+        units, weights, past=None, baseline=algorithm.baseline, select=train.select, done=train.done_at(iteration)
     )
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:

@@ -66,7 +66,7 @@ class Shaping:
         kernels = algorithm.kernel.kernels(len(sigmas) - 1)
         steps = len(tree.costs(kernels))
         squares, freedom = sibling_squares(weighted_sum(units.values, reward_weights), units.comparison, steps)
-        decay, zeros = 0.5 ** (1 / train.half_life), [0.0] * steps
+        decay, zeros = train.half_life.kept(1), [0.0] * steps
         self.squares, self.freedom = (
             [decay * old + new for old, new in zip(before or zeros, now.tolist(), strict=True)]
             for before, now in ((self.squares, squares), (self.freedom, freedom))

@@ -13,7 +13,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.state_preview import StatePreview
-from flowgrpo.training.distributed.assignment import Assignment
+from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
@@ -85,10 +85,11 @@ class Batch:
     finished: Finished | None = None
 
     @property
-    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Return the rewards (E, R) of the E ends of trajectories, and the group of each end."""
+    def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
+        """Return the rewards (E, R) of the E ends of trajectories, and the root of each end."""
         ends = trunk_ends(self.tree)
-        return self.scores.values[ends], [self.tree.nodes[self.tree.leaves[end]].root.group for end in ends]
+        roots = [self.tree.nodes[self.tree.leaves[end]].root for end in ends]
+        return self.scores.values[ends], [(root.group, root.index) for root in roots]
 
     @property
     def decoded(self) -> int:

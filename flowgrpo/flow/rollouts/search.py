@@ -7,8 +7,9 @@ address in the row's seed, so the result of a row does not depend on the other r
  - `beam`: candidates take stochastic steps. At each comparison the `keep` best stay, and all candidates descend from them.
  - `smc`: sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848), with the potentials
    exp((r_t - r_s) / temperature), where r_t is the reward of a candidate at this comparison and r_s at the one before,
-   0 at first. The last r_t is that of the sample itself, so the potentials multiply to exp(r / temperature) whatever
-   the estimates are worth. Candidates are resampled systematically if their effective number is below half of them.
+   0 before the first. An unknown reward counts as the one before it, at first as the mean of the known ones of its row.
+   The last r_t is that of the sample itself, so the potentials multiply to exp(r / temperature) whatever the estimates
+   are worth. Candidates are resampled systematically if their effective number is below half of them.
 
 A comparison scores the model's clean estimates x - sigma v, whose velocities the next steps use, so it costs no model
 evaluation. Stochastic steps are those of a chain with the kernel `flow_sde` and an ODE step at the end.
@@ -72,7 +73,7 @@ class _Walkers:
     rows: list[Row]  # with the seeds of their starts
     _: KW_ONLY
     paths: list[tuple[int, ...]]
-    estimates: Tensor
+    estimates: Tensor  # (N,), NaN before any is known
     log_weights: Tensor
     log_constant: float = 0.0
 
@@ -88,9 +89,13 @@ class _Walkers:
         self.estimates = self.estimates[list(parents)]
 
     def weigh(self, totals: Tensor, temperature: float) -> None:
-        """Multiply the weights by the potentials of new rewards (N,); an unknown reward counts as the one before it."""
-        known = totals.where(totals.isfinite(), self.estimates)
-        self.log_weights = self.log_weights + (known - self.estimates) / temperature
+        """Multiply the weights by the potentials of new rewards (N,).
+
+        An unknown reward (NaN) counts as the one before it, at first as the mean of the known ones.
+        """
+        before = self.estimates.where(self.estimates.isfinite(), totals.nanmean())
+        known = totals.where(totals.isfinite(), before)
+        self.log_weights = self.log_weights + (known.nan_to_num() - self.estimates.nan_to_num()) / temperature
         self.estimates = known
 
     def close_weights(self) -> None:
@@ -274,8 +279,9 @@ def resample(log_weights: Tensor, uniform: float) -> list[int]:
 
 def _begin(row: Row, width: int) -> _Walkers:
     others = [replace(row, seed=noise.seed(row.seed, "candidate", index)) for index in range(1, width)]
-    zeros = torch.zeros(width, dtype=torch.float64)
-    return _Walkers(row, [row, *others], paths=[(index,) for index in range(width)], estimates=zeros, log_weights=zeros)
+    unknown, even = (torch.full((width,), value, dtype=torch.float64) for value in (math.nan, 0.0))
+    paths: list[tuple[int, ...]] = [(index,) for index in range(width)]
+    return _Walkers(row, [row, *others], paths=paths, estimates=unknown, log_weights=even)
 
 
 def _draw(walkers: Sequence[_Walkers], mean: Tensor, step: int, component: int) -> Tensor:

@@ -30,6 +30,10 @@ COSTS: dict[str, tuple[int, ...]] = {
     "gigpo": (176, 176),
     "hgpo": (176, 176),
     "salt": (176, 176),
+    "spo": (256, 8),
+    "bnpo": (256, 8),
+    "dcpo": (256, 8),
+    "riskpo": (256, 8),
 }
 
 GAINED = "gain of accuracy of `digits` for 20,000 evaluations"

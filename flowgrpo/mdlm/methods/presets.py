@@ -22,6 +22,8 @@ Options = dict[str, Any]
 _MEAN = {"name": "group_mean", "std": "none"}
 _STD = {"name": "group_mean", "std": "group", "eps": 1e-4, "ddof": 0}
 _LEAVE_ONE_OUT = {"name": "leave_one_out"}
+_ONE_STEP = {"name": "one_step", "prompt_rate": 0.0}
+_UNCUT = {"clip": 1e9}
 
 
 def _at_temperature(name: str, temperature: float, **more: float) -> Options:
@@ -83,7 +85,7 @@ _ROWS: dict[str, PresetRow] = {
         baseline=_LEAVE_ONE_OUT,
         decoder=_at_temperature("entropy", 1.0, top_p=0.95),
     ),
-    # GDPO: arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL; its own code was not at hand.
+    # GDPO: arXiv 2510.08554 and its recipe in NVIDIA-NeMo/RL, not compared with the authors' own code.
     # 1. Views weigh L / k; the paper's 1 / t is off by k / (t L).
     # 2. The log ratio is divided by the length, as in the recipe; the paper divides the loss instead.
     "gdpo": _row(
@@ -92,7 +94,7 @@ _ROWS: dict[str, PresetRow] = {
         aggregation="sequence_mean",
         baseline=_MEAN,
     ),
-    # BGPO: arXiv 2510.11683 and its form in yjyddq/DARE; its own code was not at hand.
+    # BGPO: arXiv 2510.11683 and its form in yjyddq/DARE, not compared with the authors' own code.
     # 1. No clip; DARE clips the bound at 0.2, and at 3 for bad answers.
     # 2. 1 + d as it stands; DARE's exp(log(1 + d)) is NaN for d <= -1.
     # 3. Log ratios are divided by the answer's own length; DARE's by that of the canvas.
@@ -184,7 +186,7 @@ _ROWS: dict[str, PresetRow] = {
         baseline={"name": "group_mean", "std": "group", "eps": 1e-6, "ddof": 1},
         decoder={**_at_temperature("block_refinement", 0.6), "eos_early_stop": True},
     ),
-    # Co-GRPO: arXiv 2512.22288, reconstructed: neither its equations nor code were at hand; see learned_schedule.py.
+    # Co-GRPO: arXiv 2512.22288, reconstructed from a description without equations or code; see learned_schedule.py.
     # 1. The distribution of the schedule's actions, the clip, the baseline and the aggregation are ours.
     "co_grpo": _row(
         {"name": "trajectory"},
@@ -193,6 +195,54 @@ _ROWS: dict[str, PresetRow] = {
         baseline=_STD,
         decoder="scheduled",
         schedule={"name": "learned"},
+    ),
+    # SPO (single-stream): arXiv 2509.13232 and its recipe in volcengine/verl, which trains autoregressive models. The row
+    # has its baseline and loss; decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact
+    # probability of a token given those before it.
+    # 1. A group has two answers or more, here; there one. For a prompt without earlier rewards each is compared with the
+    #    others; there eight answers of the first model give a first estimate.
+    # 2. Rewards are forgotten by the mean log ratio of all answers of an update (train.half_life by log_ratio); there by
+    #    that of the prompt's last answer. Without that key they are forgotten by iterations.
+    # 3. Prompts are drawn by prompts.pick; there in proportion to sqrt(p (1 - p)) + 0.05 of their success rate p.
+    "spo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="token_mean",
+        baseline={"name": "tracker", **_UNCUT},
+    ),
+    # BNPO: arXiv 2506.02864 and changyi7231/BNPO, which trains autoregressive models. The row has its baseline and loss;
+    # decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a token given
+    # those before it.
+    # 1. The loss of an answer is the sum over its tokens divided by the length of the canvas; there the sum itself.
+    "bnpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="fixed_length",
+        baseline={"name": "beta", "bound": None, **_UNCUT},
+    ),
+    # DCPO: arXiv 2509.02333 and lime-RL/DCPO, which trains autoregressive models. The row has its baseline and mean over
+    # tokens; decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a
+    # token given those before it.
+    # 1. The clip range is that of its other runs; there the range of a token depends on its old probability.
+    # 2. Rewards of earlier visits count less (train.half_life); there they all count as much.
+    "dcpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": [0.2, 0.28], "dual": 10.0},
+        aggregation="sequence_mean",
+        baseline={"name": "cumulative", "eps": 0.0, "ddof": 1, **_UNCUT},
+    ),
+    # RiskPO: arXiv 2510.00911 and RTkenny/RiskPO, which trains autoregressive models. The row has its baseline and loss;
+    # decoder and likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a token given
+    # those before it.
+    # 1. A sample is one answer; there the answers to five prompts are one, whose advantage they share by their rewards.
+    # 2. Utilities are compared within the group, then divided by their std over the iteration. There they are compared with
+    #    nothing, so that the lower quantile has 0, and divided by the std of the bundle's rewards.
+    # 3. The quantiles move in units of the rewards' std; there in units of the reward.
+    "riskpo": _row(
+        _ONE_STEP,
+        {"name": "token_ratio", "clip_range": 0.2, "dual": 3.0},
+        aggregation="token_mean",
+        baseline={"name": "quantile", **_UNCUT},
     ),
 }
 
@@ -291,6 +341,47 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "train.optimizer.weight_decay": 0.01,
         "train.max_grad_norm": 1.0,
     },
-    "co_grpo": {},  # its code was not at hand
+    "co_grpo": {},  # not known without its code
+    "spo": {  # for Qwen3-8B; one answer of a prompt
+        **_ALL_WEIGHTS,
+        "model.length": 16384,
+        "train.groups": 768,
+        "train.passes": 1,
+        "train.updates": 8,
+        "train.learning_rate": 1e-6,
+        "train.half_life": {"by": "log_ratio", "after": 0.06, "keep": [0.875, 0.96]},
+    },
+    "bnpo": {  # for Qwen2.5-Math-7B
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 32,
+        "train.group_size": 16,
+        "train.passes": 1,
+        "train.learning_rate": 1e-6,
+        "train.schedule.warmup": 10,
+        "train.optimizer.weight_decay": 0.0,
+        "train.max_grad_norm": 1.0,
+    },
+    "dcpo": {  # for Qwen2.5-Math-7B on one machine
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 512,
+        "train.group_size": 16,
+        "train.passes": 1,
+        "train.updates": 64,
+        "train.learning_rate": 1e-6,
+        "train.schedule.warmup": 10,
+        "train.optimizer.weight_decay": 0.1,
+        "train.max_grad_norm": 1.0,
+    },
+    "riskpo": {  # for DeepSeek-R1-Distill-Qwen-1.5B
+        **_ALL_WEIGHTS,
+        "model.length": 3072,
+        "train.groups": 512,
+        "train.group_size": 10,
+        "train.passes": 1,
+        "train.updates": 4,
+        "train.learning_rate": 1e-6,
+    },
     **tree_presets.PUBLISHED,
 }

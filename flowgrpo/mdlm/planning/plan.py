@@ -252,6 +252,8 @@ def _trained_answers(config: TextConfig) -> tuple[int, bool]:
         return samples, exact
     if config.prompts.pick.budget != "equal":  # groups of unequal size round unequally
         return samples, False
+    if select.across == "batch":
+        return min(samples, max(2, round(select.fraction * samples))), exact
     return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), exact
 
 

@@ -78,9 +78,9 @@ class Batch:
         return Earned(branches=self.branches, rollout=self.completions.rollout, rewards=rewards, drafts=drafts)
 
     @property
-    def outcomes(self) -> tuple[Tensor, list[int]]:
-        """Rewards (B, R) of the policy's own completions, and the group of each."""
-        return self.unhelped, self.group.tolist()
+    def outcomes(self) -> tuple[Tensor, list[Member]]:
+        """Rewards (B, R) of the policy's own completions, and the group and index of each."""
+        return self.unhelped, list(self.members)
 
     @property
     def decoded(self) -> int:

@@ -98,26 +98,41 @@ def max_variance(values: Tensor, number: int) -> Tensor:
 
 
 def normalize_advantages(
-    units: CreditUnits, weights: Tensor, *, past: PastRewards | None, baseline: Baseline, select: Select | None
+    units: CreditUnits,
+    weights: Tensor,
+    *,
+    past: PastRewards | None,
+    baseline: Baseline,
+    select: Select | None,
+    done: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages (U,) of units, and a mask (U,) of the units that are trained on.
 
-    `past` are the rewards of earlier iterations; None if there are none.
+    `past` are the rewards of earlier iterations; None if there are none. `done` is the fraction of the iterations before
+    this one, see `Train.done_at`.
     """
     total = weighted_sum(units.values, weights)
-    trained = select_units(total, units.comparison, select)
-    only_trained = select is not None and select.statistics == "kept"
+    across = select is not None and select.across == "batch"
+    trained = select_units(total, units.comparison, None if across else select, done)
+    only_trained = select is not None and select.compares_kept
     values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
         values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested
     )
+    if across:
+        known = advantages.where(total.isfinite(), torch.nan)
+        trained = select_units(known, torch.zeros_like(units.comparison[:, :1]), select, done)
     if only_trained:
         total = total.where(trained, torch.nan)
     return advantages, trained & ~baseline.drop_mask(advantages, total, units.comparison)
 
 
-def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> Tensor:
-    """Return a mask (U,) of the units that `select` chooses from each set to train on; it skips lost units (NaN)."""
+def select_units(values: Tensor, comparison: Tensor, select: Select | None, done: float = 0.0) -> Tensor:
+    """Return a mask (U,) of the units that `select` chooses from each set to train on; it skips lost units (NaN).
+
+    `values` (U,) are rewards. Across the batch, they are advantages, and all units are one set (D3S, arXiv 2509.22115,
+    reconstructed from summaries).
+    """
     if select is None:
         return torch.ones(len(values), dtype=torch.bool)
     rule = {"extremes": extremes, "max_variance": max_variance}[select.rule]
@@ -126,6 +141,6 @@ def select_units(values: Tensor, comparison: Tensor, select: Select | None) -> T
     for i in range(int(index.max()) + 1):
         members = ((index == i) & values.isfinite()).nonzero()[:, 0]
         size = int((index == i).sum())
-        number = min(len(members), max(2, round(select.fraction * size)))
+        number = min(len(members), max(2, round(select.share(done) * size)))
         chosen[members[rule(values[members], number)]] = True
     return chosen

@@ -294,8 +294,11 @@ def _read_state(checkpoint: Path) -> dict[str, Any]:
     with _one_sentence(checkpoint):
         state = tables.document(checkpoint / digests.STATE)
         digests.check_state((checkpoint / digests.STATE).read_bytes(), state)
-        history = state.get("history", {})
-        numbers = [number for prompt, stats in history.items() for number in (int(prompt), *stats)]
+        history = {**state.get("history", {})}
+        numbers = history.pop("odometer", [0.0])  # see `PromptStats.state`
+        if len(numbers) != 1:
+            raise ValueError("its history has no single sum of log ratios")
+        numbers = [*numbers, *(number for prompt, stats in history.items() for number in (int(prompt), *stats))]
         if any(len(stats) not in (3, 4) for stats in history.values()):  # earlier versions kept no squares
             raise ValueError("its history is not of a count, a sum, an iteration and a square for each prompt")
         if not all(

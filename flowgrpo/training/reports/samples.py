@@ -188,6 +188,19 @@ class SearchUse:
     compare_at: Sequence[float] = ()  # when candidates are compared, as fractions of the steps
     temperature: float | None = None  # of `smc`, None for the others: weights are exp(reward / temperature)
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Return what a line of the manifest says of the search: its options, without those that it does not have."""
+        found: dict[str, Any] = {"name": self.name, "width": self.width}
+        if self.name == "beam":
+            found["keep"] = self.keep
+        if self.name != "best-of-n":
+            found |= {"level": self.level, "compare_at": list(self.compare_at)}
+        if self.temperature is not None:
+            found["temperature"] = self.temperature
+        rewards = [use.model_dump(exclude_defaults=True) for use in self.rewards]
+        return found | {"rewards": rewards}
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -197,5 +210,6 @@ class Sampler:
     generate: Callable[[Sequence[Row]], Sequence[Sample]]  # samples the given rows, some of `rows`
     word: str  # name of the sampler in the manifest
     _: KW_ONLY
+    search: SearchUse | None = None  # the search that chooses samples; None if each is the only one of its row
     sampling_rate: int = SAMPLING_RATE  # Hz
     frame_rate: float = FRAME_RATE  # frames per second

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from flowgrpo.training.distributed.assignment import Member
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.scoring.scorer import Scores
 
@@ -24,8 +25,8 @@ class Batch(Protocol):
         """Rewards of the samples."""
 
     @property
-    def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Rewards (E, R) of the trajectories that the policy sampled itself, and the group of each."""
+    def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
+        """Rewards (E, R) of the trajectories that the policy sampled itself, and the root of each."""
 
     @property
     def decoded(self) -> int:

@@ -1,6 +1,6 @@
 """Co-GRPO, *reconstructed*: settings of the decoder are drawn as actions of a second policy.
 
-Only the abstract of Co-GRPO (arXiv 2512.22288) and secondary texts were at hand. They say: at each step an action holds
+This follows the abstract of Co-GRPO (arXiv 2512.22288) and secondary texts. They say: at each step an action holds
 the ratio of masks that stay, the temperatures of tokens and of their selection, and the guidance scale. The probability
 of an answer is that of its tokens times that of its actions, and the same advantage trains both. The distribution of the
 actions is ours: each is normal before a sigmoid maps it into its bounds. Its mean and std depend on the step only.

@@ -1,5 +1,6 @@
 """`flowgrpo methods`: what it says of words and presets, beside the code."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,10 @@ def test_a_preset_has_a_source_or_is_ours(printed):
             assert entry["source"] or ours or "code" in entry["summary"], entry["name"]
             assert not (ours and entry["published"])
     assert all(name in NOT_SAID or loop or "Ours" in printed("methods", name) for name, loop in PUBLISHED.items())
+
+
+def test_a_departure_is_told_whole(printed):
+    """Without pointing at the departures of another preset."""
+    told = [departure for entry in printed("methods", "--format", "json") for departure in entry["departures"]]
+    assert len(told) > 50
+    assert not [each for each in told if re.search(r"as \d\. |\d\. to \d\. ", each)]

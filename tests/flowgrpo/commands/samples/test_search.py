@@ -24,21 +24,32 @@ def sampled(workplace, tiny_model, printed):
     return command
 
 
-def test_the_best_of_one_is_the_plain_sample(sampled):
-    _, plain, pictures = sampled("plain", *PROMPTS)
-    said, lines, found = sampled("best", *PROMPTS, "--search", "best-of-n", "--width", "1", *REWARD)
-    assert found == pictures
-    assert [line | {"rewards": {}} for line in lines] == plain
-    assert all(line["rewards"].keys() == {"redness"} for line in lines)
-    assert said["cost"] == {"model_evaluations": 6, "decoded": 2, "reward_calls": 2}
-    assert said["plain_cost"] == {"model_evaluations": 6, "decoded": 2, "reward_calls": 0}
-
-
 def test_the_seed_of_the_best_gives_its_picture(sampled):
     _, (line, _), (picture, _) = sampled("best", *PROMPTS, "--search", "best-of-n", "--width", "4", *REWARD)
     _, (again,), (plain,) = sampled("plain", "--prompt", "a red circle", "--seed", line["seed"])
     assert plain == picture
+    assert line.pop("rewards").keys() == {"redness"}
+    rewards = [{"use": "./mine.py:redness"}]
+    assert line.pop("search") == {"name": "best-of-n", "width": 4, "rewards": rewards, "seed": 5}
     assert line | {"rewards": {}} == again
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        (["beam", "--compare-at", "0.5"], {"name": "beam", "keep": 1, "level": 0.7, "compare_at": [0.5]}),
+        (
+            ["smc", "--temperature", "0.1", "--level", "0.3"],
+            {"name": "smc", "level": 0.3, "compare_at": [0.25, 0.5, 0.75], "temperature": 0.1},
+        ),
+    ],
+    ids=["beam", "smc"],
+)
+def test_the_manifest_tells_the_search_and_the_seeds_of_the_prompts(sampled, search, said):
+    weighed = ["--reward", "{use: ./mine.py:redness, weight: 2}"]
+    _, lines, _ = sampled("o", *PROMPTS, "--search", *search, "--width", "2", *weighed)
+    rewards = [{"use": "./mine.py:redness", "weight": 2.0}]
+    assert [line["search"] for line in lines] == [{**said, "width": 2, "rewards": rewards, "seed": i} for i in (5, 6)]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +89,13 @@ SMC = ["--search", "smc", *REWARD]
     [
         (["--search", "best-of-n"], "--reward: --search compares candidates by rewards, name a reward (once or more)"),
         (["--search", "best-of-n", *REWARD, "--width", "0"], "Invalid value for '--width': "),
+        (["--search", "beam", *REWARD, "--width", "1"], "--width: one candidate is compared with no other; take 2 or"),
+        (
+            ["--search", "beam", "--reward", "{use: redness, weight: 0}"],
+            "--reward: the weight 0 of redness chooses nothing",
+        ),
+        ([*SMC, "--temperature", "1e-310"], "--temperature: 1e-310 is not a number from 1e-09 on"),
+        ([*SMC, "--temperature", "1", "--level", "1e30"], "--level: 1e+30 is not above 0 and at most 10, take 0.7"),
         (["--search", "best", *REWARD], "'best' is not one of 'best-of-n', 'beam', 'smc'"),
         (["--search", "beam", "--reward", "./mine.py:rednes"], "redness"),
         (["--search", "beam", *REWARD, *REWARD], "two rewards are named 'redness'"),
@@ -93,7 +111,7 @@ SMC = ["--search", "smc", *REWARD]
         ),
         (["--search", "beam", *REWARD, "--temperature", "1"], "--temperature: beam has none, it is for --search smc"),
         (["--search", "beam", *REWARD, "--keep", "9"], "--keep: 9 is more than the --width 8"),
-        (["--search", "beam", *REWARD, "--level", "0"], "--level: 0 is not a positive number"),
+        (["--search", "beam", *REWARD, "--level", "0"], "--level: 0 is not above 0 and at most 10"),
         (["--search", "beam", *REWARD, "--compare-at", "0.5,1"], "--compare-at: '0.5,1' are no fractions of the steps"),
         (
             ["--search", "beam", *REWARD, "num_inference_steps=2"],
@@ -101,7 +119,7 @@ SMC = ["--search", "smc", *REWARD]
         ),
         ([*SMC, "--keep", "1", "--temperature", "1"], "--keep: smc has none, it is for --search beam"),
         (SMC, "--temperature: smc samples by exp(reward / temperature), give one"),
-        ([*SMC, "--temperature", "nan"], "--temperature: nan is not a positive number"),
+        ([*SMC, "--temperature", "nan"], "--temperature: nan is not a number from"),
         (
             [*SMC, "--temperature", "1", "--adapter", "a", "--adapter-steps", "0:0.5"],
             "--adapter-steps: smc takes steps one",
@@ -116,6 +134,17 @@ def test_a_search_that_cannot_be_is_one_sentence_before_the_model(
 ):
     assert sentence in refused("sample", tiny_model, "--prompt", "a red circle", *options, "--out", "o")
     assert not Path("o").exists()
+
+
+def test_smc_refuses_rewards_that_compare_samples(workplace, tiny_model, unloaded, refused):
+    Path("ranks.py").write_text(
+        "def rank(images, prompts):\n    return images[:, 0].mean((1, 2)).argsort()\n\n\nrank.group_wise = True\n"
+    )
+    asked = ["--prompt", "a red circle", "--search", "smc", "--temperature", "1", "--reward", "./ranks.py:rank"]
+    said = refused("sample", tiny_model, *asked, "--out", "o")
+    assert said.startswith(
+        "--reward: rank compares the candidates of a prompt, and smc weighs each by a reward of its own"
+    )
 
 
 def test_neither_texts_nor_groups_are_searched(workplace, tiny_model, unloaded, refused):

@@ -203,6 +203,21 @@ def test_a_sample_of_unknown_reward_is_chosen_only_where_none_is_known(name):
     assert [sample.rewards for sample in found] == [{"r": None}] * 3
 
 
+def test_an_unknown_estimate_counts_as_the_mean_of_the_known_ones_and_later_as_the_last(monkeypatch):
+    """The weights after two comparisons and the end, by hand; with so much temperature none is resampled."""
+    seen = iter([[1.0, math.nan, 4.0], [math.nan, 2.0, 3.0], [math.nan] * 3])
+    search, _ = searcher("smc", 3, temperature=10.0, compare_at=(0.2, 0.5))
+    monkeypatch.setattr(search, "_score", lambda parts, _: (list(parts), torch.tensor([next(seen)]).double()))
+    (found,) = search.candidates(rows(1))
+    assert found.log_weights.tolist() == pytest.approx([0.1, 0.2, 0.3])  # of 1, 2 and 3: the mean 2.5 has gone again
+    seen = iter([[1.0, math.nan, 4.0], [math.nan] * 3, [math.nan] * 3])
+    (found,) = search.candidates(rows(1))
+    assert found.log_weights.tolist() == pytest.approx([0.1, 0.25, 0.4])
+    seen = iter([[math.nan] * 3, [1.0, math.nan, 4.0], [math.nan] * 3])
+    (found,) = search.candidates(rows(1))
+    assert found.log_weights.tolist() == pytest.approx([0.1, 0.25, 0.4])
+
+
 def test_several_rewards_are_summed_by_their_weights():
     policy = FieldPolicy(Exact(), (2,), SIGMAS)
     second = Reward("second", lambda samples, prompts: samples[:, 1].tolist(), weight=-3.0)

@@ -31,6 +31,20 @@ RELEASED = {
     "trace_rl": (1, 64, 32, 8, 1e-6, 512, 16, 0.8, 1.0),
     "d_tree_rpo": (12, 1, 4, 16, 3e-5, 128, 8, 0.9, 1.0),
     "ebpo": (1, 1, 16, 8, 5e-7, 2048, 64, 0.6, 1.0),
+    "spo": (
+        1,
+        8,
+        768,
+        16,
+        1e-6,
+        None,
+        1,
+        1.0,
+        1.0,
+    ),  # of autoregressive models: the group's size and the decoder are ours
+    "bnpo": (1, 1, 32, 16, 1e-6, None, 1, 1.0, 1.0),
+    "dcpo": (1, 64, 512, 16, 1e-6, None, 1, 1.0, 1.0),
+    "riskpo": (1, 4, 512, 10, 1e-6, None, 1, 1.0, 1.0),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.schedule import HalfLife
 from flowgrpo.training.advantages.baseline import GroupMean, leave_one_out
 from flowgrpo.training.advantages.past_baselines import Cumulative, Quantile, Tracker, mixed_utility, move_quantiles
 from flowgrpo.training.advantages.past_rewards import PastRewards
@@ -47,7 +48,7 @@ def test_what_was_expected_is_divided_by_the_chosen_spread(ddof, std):
 
 def visits(*groups, half_life=FOREVER, baseline=None):
     """The advantages of the last of some visits to a prompt, one in each iteration."""
-    stats = PromptStats(half_life)
+    stats = PromptStats(HalfLife(after=half_life))
     for iteration, rewards in enumerate(groups[:-1]):
         stats.add([0] * len(rewards), torch.tensor(rewards, dtype=torch.float64), iteration)
     size = len(groups[-1])
@@ -64,7 +65,7 @@ FIRST, SECOND, THIRD = [0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 1.0, 1.0], [0.2, 0.9, 0.
 
 
 def test_the_first_visit_is_compared_within_the_group():
-    for past in (None, PromptStats(8.0).past([0] * 4, 0)):
+    for past in (None, PromptStats(HalfLife()).past([0] * 4, 0)):
         found = relative(Cumulative(), THIRD, torch.zeros(4, 1), past)
         assert found == relative(GroupMean(), THIRD, torch.zeros(4, 1), None)
 
@@ -99,7 +100,7 @@ def test_earlier_rewards_are_forgotten_by_half_lives():
 
 
 def test_prompts_and_lost_rewards_are_kept_apart():
-    stats = PromptStats(FOREVER)
+    stats = PromptStats(HalfLife(after=FOREVER))
     stats.add([7, 7, 8], torch.tensor([1.0, 3.0, 5.0]), 0)
     past = stats.past([7, 7, 7, 9, 9], 1)
     assert (past.count.tolist(), past.square.tolist()) == ([2, 2, 2, 0, 0], [2, 2, 2, 0, 0])

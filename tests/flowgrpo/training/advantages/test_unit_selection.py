@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
-from flowgrpo.schema.sections import Select
-from flowgrpo.training.advantages.baseline import Best, Median
+from flowgrpo.schema.sections import Select, Train
+from flowgrpo.training.advantages.baseline import Best, GroupMean, LeaveOneOut, Median
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.unit_selection import (
     extremes,
@@ -17,24 +17,7 @@ from flowgrpo.training.advantages.unit_selection import (
     root_variance,
     select_units,
 )
-from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from samplers import noise
-
-
-def test_history_forgets_by_half_lives():
-    stats = PromptStats(half_life=2.0)
-    assert stats.past([7], 0).mean.isnan().all()
-    stats.add([7, 7, 7], torch.tensor([1.0, 0.0, math.nan]), 0)
-    assert [x.tolist() for x in stats.counts([7, 8], 0)] == [[2, 0], [1, 0]]
-    assert [x.item() for x in stats.counts([7], 4)] == [0.5, 0.25]
-    stats.add([7], torch.tensor([1.0]), 4)
-    assert stats.past([7], 4).mean.item() == pytest.approx((0.25 + 1) / 1.5)
-    other = PromptStats(2.0)
-    other.restore(stats.state())
-    assert other.counts([7], 9)[0] == stats.counts([7], 9)[0]
-    assert other.past([7], 9).square == stats.past([7], 9).square > 0
-    other.restore({"7": [2.0, 1.0, 9]})  # of an earlier version
-    assert [each.item() for each in (other.past([7], 9).mean, other.past([7], 9).square)] == [0.5, 0]
 
 
 def test_prompts_of_uncertain_outcome_are_drawn_most():
@@ -127,6 +110,43 @@ def test_selection_is_within_the_sets_and_never_of_the_lost():
 def test_two_of_a_set_are_selected_at_least():
     chosen = select_units(torch.arange(8).double(), torch.zeros(8, 1), Select(fraction=0.1))
     assert chosen.nonzero()[:, 0].tolist() == [0, 7]
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+def test_across_the_batch_no_other_choice_has_more_variance_of_advantages(number):
+    """By enumeration: the top a and the bottom b of all advantages, of which some groups have none (D3S)."""
+    random = torch.Generator().manual_seed(number)
+    values = torch.rand(8, generator=random, dtype=torch.float64)
+    sets = torch.tensor([[0]] * 3 + [[1]] * 3 + [[2]] * 2)
+    units = CreditUnits(values[:, None], sets, torch.ones(8).double(), torch.arange(8), root=torch.arange(8))
+    select = Select(rule="max_variance", across="batch", fraction=number / 8)
+    baseline = LeaveOneOut()
+    options = {"weights": torch.ones(1).double(), "past": None, "baseline": baseline}
+    advantages, trained = normalize_advantages(units, select=select, **options)
+    every, _ = normalize_advantages(units, select=None, **options)
+    assert torch.equal(advantages, every)  # normalised in whole groups, before the choice
+    chosen = advantages[trained]
+    assert len(chosen) == number
+    subsets = itertools.combinations(range(8), number)
+    most = max(float(advantages[list(each)].var(correction=0)) for each in subsets)
+    assert float(chosen.var(correction=0)) == pytest.approx(most)
+
+
+def test_lost_units_are_not_chosen_across_the_batch():
+    values = torch.tensor([1.0, math.nan, 3.0, 5.0], dtype=torch.float64)
+    units = CreditUnits(values[:, None], torch.zeros(4, 1).long(), torch.ones(4), torch.arange(4), root=torch.arange(4))
+    select = Select(across="batch", fraction=1.0)
+    options = {"weights": torch.ones(1).double(), "past": None, "baseline": GroupMean()}
+    assert normalize_advantages(units, select=select, **options)[1].tolist() == [True, False, True, True]
+
+
+def test_the_fraction_moves_linearly_to_that_of_the_end():
+    select, train = Select(fraction=0.25, end=0.75), Train(iterations=5)
+    assert [select.share(train.done_at(i)) for i in range(5)] == [0.25, 0.375, 0.5, 0.625, 0.75]
+    assert Select(fraction=0.25).share(0.9) == 0.25
+    assert Train(iterations=1).done_at(0) == 0
+    values, sets = torch.arange(8).double(), torch.zeros(8, 1)
+    assert [int(select_units(values, sets, select, done).sum()) for done in (0, 0.5, 1)] == [2, 4, 6]
 
 
 def normalized(rewards, baseline, select=None):

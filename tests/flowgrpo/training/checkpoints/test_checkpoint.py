@@ -80,7 +80,14 @@ def test_a_file_that_is_missing_or_cut_off_is_one_sentence_without_a_model_and_w
         *({"memory": memory} for memory in (3, ["1"], [[1]])),
         *(
             {"history": history}
-            for history in ([], {"a": [1, 2, 3]}, {"1": [1, 2]}, {"1": [1, 2, 3, 4, 5]}, {"1": [1, 2, "3"]})
+            for history in (
+                [],
+                {"a": [1, 2, 3]},
+                {"1": [1, 2]},
+                {"1": [1, 2, 3, 4, 5]},
+                {"1": [1, 2, "3"]},
+                {"odometer": []},
+            )
         ),
     ],
 )

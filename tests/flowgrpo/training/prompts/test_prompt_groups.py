@@ -4,13 +4,14 @@ import pytest
 import torch
 from field import lines, settings, trainer
 
+from flowgrpo.schema.schedule import HalfLife
 from flowgrpo.training.prompts.prompt_groups import build_groups
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 
 
 def known(rewards):
     """Statistics of prompts 0, 1, ... that gave so many rewards."""
-    stats = PromptStats(8.0)
+    stats = PromptStats(HalfLife())
     for prompt, each in enumerate(rewards):
         stats.add([prompt] * len(each), torch.tensor(each, dtype=torch.float64), 0)
     return stats
