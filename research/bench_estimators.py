@@ -26,7 +26,8 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
-from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Objective, SequenceRatio
+from flowgrpo.mdlm.methods.objectives.bounds import LinearBound
+from flowgrpo.mdlm.methods.objectives.objective import Objective, SequenceRatio
 from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 
 MASK, START, VOCABULARY = 10, 11, 12
@@ -183,7 +184,9 @@ def kept(model: Tiny, given: Answers, chosen: masked_views.Views, micro_batch: i
     """Return the bytes saved for the exact gradient of one answer's ratio with `micro_batch` views per call."""
     weights = aggregation.sequence_mean(given.scored, torch.ones(1), chosen.first)
     with SavedTensorMeter(model.parameters()) as meter:
-        _backward(model, given, chosen, SequenceRatio(), advantage=1.0, weights=weights, old=None, micro_batch=micro_batch)
+        _backward(
+            model, given, chosen, SequenceRatio(), advantage=1.0, weights=weights, old=None, micro_batch=micro_batch
+        )
     return meter.peak
 
 

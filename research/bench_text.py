@@ -33,7 +33,8 @@ from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.aggregation import token_mean
-from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Objective, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.bounds import LinearBound
+from flowgrpo.mdlm.methods.objectives.objective import Objective, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.models.load import load_predictor
 from flowgrpo.mdlm.policy import tokenised
 from flowgrpo.training.weights.trained_weights import Weights, lora_config

@@ -227,29 +227,10 @@ class Algorithm(AlgorithmSection):
         if self.credit.name == "nested" and self.baseline.name != "leave_one_out":
             raise InputError(NESTED)
         if self.objective.needs_prefix:
-            self._check_prefix()
+            likelihood_rules.check_prefix(self)
         if self.tree.adapts:
             adaptive.check(self)
         return self
-
-    def _check_prefix(self) -> None:
-        """Raise InputError for settings that do not fit an objective which sums log ratios along whole paths."""
-        objective, pruning = self.objective.name, getattr(self.tree, "prune", None)
-        if self.kernel.log_prob == "constant_free":
-            raise InputError(
-                f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, from each of which constant_free "
-                "leaves out another 1 / std^2; take mean or sum"
-            )
-        if pruning is not None and pruning.rule == "depth":
-            raise InputError(
-                f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
-                "parent_top1 or extremes, which take their ends"
-            )
-        if self.baseline.drops and self.credit.name != "terminal":
-            raise InputError(
-                f"algorithm.baseline.{self.baseline.drops}: by {self.credit.name} single steps leave the update, of paths "
-                f"that {objective} needs whole; take false"
-            )
 
 
 class Draft(Drafted):

@@ -156,6 +156,26 @@ def check_run(config: Any) -> None:
         )
 
 
+def check_prefix(algorithm: Any) -> None:
+    """Raise InputError for settings that do not fit an objective which sums log ratios along whole paths."""
+    objective, pruning = algorithm.objective.name, getattr(algorithm.tree, "prune", None)
+    if algorithm.kernel.log_prob == "constant_free":
+        raise InputError(
+            f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, from each of which constant_free "
+            "leaves out another 1 / std^2; take mean or sum"
+        )
+    if pruning is not None and pruning.rule == "depth":
+        raise InputError(
+            f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
+            "parent_top1 or extremes, which take their ends"
+        )
+    if algorithm.baseline.drops and algorithm.credit.name != "terminal":
+        raise InputError(
+            f"algorithm.baseline.{algorithm.baseline.drops}: by {algorithm.credit.name} single steps leave the update, of "
+            f"paths that {objective} needs whole; take false"
+        )
+
+
 def check_paths(config: Any) -> None:
     """Raise InputError if the objective needs the ratios of whole paths, but the update replays only parts of them."""
     objective, credit = config.algorithm.objective, config.algorithm.credit.name

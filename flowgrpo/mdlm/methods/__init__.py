@@ -11,8 +11,9 @@ from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
 from flowgrpo.mdlm.methods.likelihoods.all_blocks import AllBlocks
 from flowgrpo.mdlm.methods.likelihoods.likelihood import LIKELIHOODS
 from flowgrpo.mdlm.methods.objectives.aggregation import AGGREGATIONS, Aggregation
+from flowgrpo.mdlm.methods.objectives.bounds import LinearBound, Sandwich
 from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
-from flowgrpo.mdlm.methods.objectives.objective import LinearBound, Sandwich, SequenceRatio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.objective import SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.one_token import OneToken
 from flowgrpo.mdlm.methods.objectives.path_objectives import PrefixRatio
 from flowgrpo.mdlm.methods.schedules.schedule import LearnedSchedule, Unscheduled

@@ -11,12 +11,11 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.estimate import _Picked, calls, estimate
 from flowgrpo.mdlm.methods.objectives import aggregation
+from flowgrpo.mdlm.methods.objectives.bounds import LinearBound, Sandwich
 from flowgrpo.mdlm.methods.objectives.group_objectives import Contrast, Regression
 from flowgrpo.mdlm.methods.objectives.objective import (
     Divergence,
-    LinearBound,
     LossInputs,
-    Sandwich,
     SequenceRatio,
     TokenRatio,
 )

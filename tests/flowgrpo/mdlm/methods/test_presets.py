@@ -13,7 +13,8 @@ from flowgrpo import config
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
-from flowgrpo.mdlm.methods.objectives.objective import LossInputs, Sandwich
+from flowgrpo.mdlm.methods.objectives.bounds import Sandwich
+from flowgrpo.mdlm.methods.objectives.objective import LossInputs
 from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
 from flowgrpo.mdlm.planning.decoder_steps import training_decoder
 

@@ -11,12 +11,11 @@ from toy_predictor import PLANS, Toy, answers
 from flowgrpo.mdlm.methods.backward import backward
 from flowgrpo.mdlm.methods.likelihoods import likelihood, masked_views
 from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
+from flowgrpo.mdlm.methods.objectives.bounds import LinearBound, Sandwich
 from flowgrpo.mdlm.methods.objectives.objective import (
     KL,
     Divergence,
-    LinearBound,
     LossInputs,
-    Sandwich,
     SequenceRatio,
     TokenRatio,
 )
