@@ -156,3 +156,16 @@ def adapted(folder):
 def adapting(rank):
     """Do the same on processes that train together."""
     return adapted(shared_folder())
+
+
+def ended_early(folder):
+    """Run chains that are stopped early, and return its lines and weights."""
+    tree = {"stop": {"step": 2, "keep": 0.5, "floor": 0.25}}
+    run = begun(folder, algorithm={"preset": "flow_grpo", "tree": tree, "baseline": {"name": "leave_one_out"}})
+    run.run()
+    return told(run)
+
+
+def ending_early(rank):
+    """Do the same on processes that train together."""
+    return ended_early(shared_folder())

@@ -13,7 +13,7 @@ from flowgrpo.flow.methods import CHOICES, OBJECTIVES, likelihood_rules, presets
 from flowgrpo.flow.methods.credit.rules import Credit
 from flowgrpo.flow.methods.likelihood import Likelihood
 from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
-from flowgrpo.flow.methods.trees import adaptive
+from flowgrpo.flow.methods.trees import adaptive, stopping
 from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import preset_overrides
@@ -147,6 +147,11 @@ class Algorithm(AlgorithmSection):
         return self.tree.keeps_groups_whole or (f"algorithm.objective={self.objective.name}" if coupled else None)
 
     @property
+    def stop(self) -> stopping.Stop | None:
+        """Return how chains are stopped early; None if all go to the end."""
+        return getattr(self.tree, "stop", None)
+
+    @property
     def sampler(self) -> str:
         """Return the name of the policy that samples rollouts."""
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
@@ -220,6 +225,7 @@ class Algorithm(AlgorithmSection):
             self._check_prefix()
         if self.tree.adapts:
             adaptive.check(self)
+        stopping.check(self)
         return self
 
     def _check_prefix(self) -> None:
@@ -328,6 +334,7 @@ class Config(RunConfig):
             # With the next settings the remaining edges are gathered into fewer calls, which is cheaper than all calls.
             f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
             f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
+            "algorithm.tree.stop": algorithm.stop is not None,
             "train.select": train.select is not None,
             "train.split=edges": train.split == "edges",
             # If the two sizes are found separately, they may differ.
@@ -367,6 +374,7 @@ class Config(RunConfig):
             )
         if self.data.groups is not None:
             likelihood_rules.check_stored(self)
+        stopping.check_run(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"

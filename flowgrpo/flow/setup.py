@@ -18,6 +18,7 @@ from flowgrpo.data import conditions
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config, Model
+from flowgrpo.flow.methods.trees import stopping
 from flowgrpo.flow.model import context_parallel, initial_lora, memory_estimate, teacher
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
@@ -89,6 +90,7 @@ def check(settings: Config, data: RunData) -> None:
         predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
     for sentence in unseen(settings):
         LOGGER.warning("rewards: %s", sentence)
+    stopping.check_rewards(settings.algorithm.stop, data.rewards)
     check_rewards(data.rewards, data.train_prompts, settings.model)
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, settings.model)
 

@@ -109,8 +109,10 @@ def normalize_advantages(
     only_trained = select is not None and select.statistics == "kept"
     values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
-        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested
+        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested, survival=units.survival
     )
+    if units.survival is not None:
+        trained = trained & (units.survival.weight > 0)
     if only_trained:
         total = total.where(trained, torch.nan)
     return advantages, trained & ~baseline.drop_mask(advantages, total, units.comparison)
