@@ -23,6 +23,11 @@ NUMBERS = {
     "train__replay": "always",  # as those must whose samples others make
     "run__checkpoint": {"every": 4},
 }
+STOPPED = {
+    "preset": "flow_grpo",
+    "tree": {"stop": {"step": 2, "keep": 0.5, "floor": 0.25}},
+    "baseline": {"name": "leave_one_out"},
+}
 CASES = {
     "chains": {},
     "brushes of known prompts": {
@@ -36,6 +41,7 @@ CASES = {
         "train__ema": {"decay": 0.8},
     },
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
+    "chains that are stopped early": {"algorithm": STOPPED},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
 }
 
@@ -160,8 +166,7 @@ def adapting(rank):
 
 def ended_early(folder):
     """Run chains that are stopped early, and return its lines and weights."""
-    tree = {"stop": {"step": 2, "keep": 0.5, "floor": 0.25}}
-    run = begun(folder, algorithm={"preset": "flow_grpo", "tree": tree, "baseline": {"name": "leave_one_out"}})
+    run = begun(folder, algorithm=STOPPED)
     run.run()
     return told(run)
 

@@ -13,7 +13,6 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES, likelihood_rules
 from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
 from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
-from flowgrpo.flow.methods.trees import stopping
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
@@ -23,6 +22,7 @@ from flowgrpo.flow.pipeline.loading.load import planned_class
 from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.planning.unseen import unseen
+from flowgrpo.flow.rollouts import early_stop
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
@@ -74,7 +74,7 @@ def _plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
-    stopping.check_rewards(algorithm.stop, scorer.rewards(config.rewards, config.eval_rewards)[0])
+    early_stop.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
     stored_groups.check_model(config, stored_groups.load_source(config), call)
     cost = predict_cost(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)

@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 
+from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.trees.stopping import Stop, survival_chances, survivors
 from flowgrpo.flow.pipeline.policy import Policy
@@ -29,6 +30,7 @@ from flowgrpo.training.run.random_states import preserve_random_state
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from flowgrpo.training.scoring.scorer import unheard
 from flowgrpo.training.state import RunState
+from rewards import Reward
 from rewards.audio import join_samples
 from samplers.batches import batched
 from samplers.kernels import State
@@ -103,6 +105,16 @@ class Stopped:
     def _places(self, tree: Tree) -> dict[tuple[int, int], int]:
         roots = [tree.nodes[node].root for node in self.nodes]
         return {(root.group, root.index): place for place, root in enumerate(roots)}
+
+
+def check_rewards(config: Config, rewards: Sequence[Reward]) -> None:
+    """Raise InputError if a reward compares the samples of a group, of which stopped chains would be missing."""
+    compares = next((reward.name for reward in rewards if reward.group_wise), None)
+    if config.algorithm.stop is not None and compares is not None:
+        raise InputError(
+            f"rewards: {compares} compares the samples of a group, of which algorithm.tree.stop leaves some out; take "
+            "algorithm.tree.stop=null"
+        )
 
 
 def begin(

@@ -25,7 +25,7 @@ class Stop(Strict):
 
     The paper trains a small head to foretell rewards and keeps a balanced set of survivors. Here a chain's clean estimate
     x - sigma v is decoded and scored, and a draw with a known chance decides. The weights 1 / chance keep the expected
-    update (ours). It saves evaluations, but adds variance: docs/oracle.md.
+    update (ours). It saves evaluations and adds variance, see docs/oracle.md.
     """
 
     step: int = Field(ge=1)
@@ -123,13 +123,3 @@ def check_run(config: Any) -> None:
         raise InputError("train.split: algorithm.tree.stop weighs whole chains; take groups or samples")
     if run.engine is not None:
         raise InputError("run.engine: an engine samples whole chains; take algorithm.tree.stop=null")
-
-
-def check_rewards(stop: Stop | None, rewards: Sequence[Any]) -> None:
-    """Raise InputError if a reward compares the samples of a group, of which stopped chains would be missing."""
-    compares = next((reward.name for reward in rewards if reward.group_wise), None)
-    if stop is not None and compares is not None:
-        raise InputError(
-            f"rewards: {compares} compares the samples of a group, of which algorithm.tree.stop leaves some out; take "
-            "algorithm.tree.stop=null"
-        )

@@ -10,7 +10,9 @@ from field import closeness, credit, differing, lines, resumed, settings, step_i
 from oracle_stop import measure
 from pair import pair
 
+from flowgrpo.errors import InputError
 from flowgrpo.flow.rollouts import early_stop
+from rewards import Reward
 
 STOP = {"step": 3, "keep": 0.5, "floor": 0.25}
 ALGORITHM = {"preset": "flow_grpo", "baseline": {"name": "leave_one_out", "clip": 1e9}}
@@ -122,3 +124,10 @@ def test_a_lost_prediction_counts_as_the_mean_and_a_lost_reward_leaves_its_group
     assert lost.any()
     assert (compared.advantages[lost] == 0).all()
     assert compared.advantages.isfinite().all()
+
+
+def test_a_reward_that_compares_the_samples_of_a_group_is_refused(tmp_path):
+    grouped = Reward("ranks", lambda samples, prompts: samples, group_wise=True)
+    early_stop.check_rewards(settings(tmp_path, algorithm=ALGORITHM), [grouped])
+    with pytest.raises(InputError, match=r"^rewards: ranks compares the samples of a group"):
+        early_stop.check_rewards(settings(tmp_path, **STOPPED), [grouped])

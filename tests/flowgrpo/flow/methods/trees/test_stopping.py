@@ -7,10 +7,8 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods.trees import stopping
-from flowgrpo.flow.methods.trees.stopping import Stop, survival_chances, survivors
+from flowgrpo.flow.methods.trees.stopping import survival_chances, survivors
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
-from rewards import Reward
 
 LEAVE_ONE_OUT = {"name": "leave_one_out"}
 
@@ -84,13 +82,6 @@ def test_a_distillation_has_no_rewards_to_stop_by():
     algorithm = {"objective": {"kl": {"beta": 1.0, "reference": "teacher"}}}
     with pytest.raises(InputError, match=r"algorithm\.tree\.stop: distill trains without rewards"):
         validated("opd", algorithm=algorithm)
-
-
-def test_a_reward_that_compares_the_samples_of_a_group_is_refused():
-    grouped = Reward("ranks", lambda samples, prompts: samples, group_wise=True)
-    stopping.check_rewards(None, [grouped])
-    with pytest.raises(InputError, match=r"^rewards: ranks compares the samples of a group"):
-        stopping.check_rewards(Stop(step=1), [grouped])
 
 
 def test_a_step_that_is_not_there_is_refused():
