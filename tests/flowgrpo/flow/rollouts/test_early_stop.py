@@ -77,6 +77,8 @@ def test_draws_do_not_depend_on_the_batches_of_the_rollout(tmp_path):
         stops.append({(root.group, root.index): weight for root, weight in zip(roots, weights, strict=True)})
     assert stops[0] == pytest.approx(stops[1])
     assert 0 < sum(weight == 0 for weight in stops[0].values()) < 32
+    going_on = [weight for weight in stops[0].values() if weight]
+    assert 1 <= min(going_on) < max(going_on) <= 4  # 1 / chance, of at least 0.25
 
 
 def test_the_divisor_of_the_loss_counts_stopped_chains(tmp_path):

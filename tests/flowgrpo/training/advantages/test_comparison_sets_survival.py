@@ -71,7 +71,7 @@ def test_completed_rewards_have_the_mean_of_the_rewards():
 
 def test_a_lost_reward_is_left_out_and_a_lone_one_has_no_advantage():
     values = torch.tensor([1.0, math.nan, math.nan, 3.0, 9.0], dtype=torch.float64)
-    weight = torch.tensor([2.0, 0.0, 4.0, 1.0, 1.0], dtype=torch.float64)
+    weight = torch.tensor([2.0, 0.0, 4.0, 1.0, 2.0], dtype=torch.float64)
     sets = torch.tensor([[0], [0], [0], [0], [1]])
     found = weighted_leave_one_out(values, sets, weight, FORETOLD).tolist()
     first = 2 + 2 * (1 - 2)  # the estimates of the others are 3, foretold, and 3, with weight 1
