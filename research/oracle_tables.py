@@ -1,11 +1,11 @@
 """Print the tables of docs/oracle.md, which compare updates by the code of a run with exact gradients.
 
-    python research/oracle_tables.py                # all tables except variance
+    python research/oracle_tables.py                # all tables except variance and stop
     python research/oracle_tables.py presets tempflow --reward linear
     python research/oracle_tables.py TABLE --help
 
 TABLE is presets (all presets), texts (text presets in more detail), effects, mixture, late (rewards that late steps
-decide) or variance.
+decide), variance or stop (chains that are stopped early).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ TABLES = {  # modules of tests/
     "texts": "oracle_texts",
     "late": "oracle_late",
     "variance": "tree_variance",
+    "stop": "oracle_stop",
 }
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     if name not in (None, *TABLES):
         sys.stderr.write(f"oracle_tables.py: there is no table {name!r}, choose one of {', '.join(TABLES)}\n")
         sys.exit(2)
-    for table in [name] if name else [table for table in TABLES if table != "variance"]:
+    for table in [name] if name else [table for table in TABLES if table not in ("variance", "stop")]:
         sys.argv = [f"oracle_tables.py {table}", *rest]
         import_module(TABLES[table]).main()
 

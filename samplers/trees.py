@@ -50,6 +50,7 @@ class Move:
 
 
 Plan = Callable[[str, int], Sequence[Move]]  # (role, step) -> moves; a node without moves is never decoded
+Gate = Callable[["Tree", list[int]], Sequence[int]]  # (tree, its nodes at one sigma) -> those of them that grow
 
 
 class Evaluate(Protocol):
@@ -196,6 +197,7 @@ def grow(
     keep_graphs: Container[int] = (),
     keep_shared: bool = False,
     held: dict[int, tuple[Move, State]] | None = None,
+    gate: Gate | None = None,
 ) -> Tree:
     """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
 
@@ -209,6 +211,7 @@ def grow(
         keep_shared: whether to keep the states of nodes below sigma 1 with several children.
         held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
             the schedule's end; such nodes are not grown.
+        gate: chooses which nodes at each sigma grow; None: all.
     """
     tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
@@ -224,11 +227,8 @@ def grow(
             tree.leaves = arrived
             tree.samples = stack_states([states.pop(i) for i in arrived]) if arrived else ()
             continue
-        moves = {}
-        for i in arrived:
-            node = tree.nodes[i]
-            if own := _moves(plan, node.role, node.step, node.remaining_stops):
-                moves[i] = own
+        growing = [(i, tree.nodes[i]) for i in (arrived if gate is None else gate(tree, arrived))]
+        moves = {i: own for i, n in growing if (own := _moves(plan, n.role, n.step, n.remaining_stops))}
         if held is not None:
             ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
             held.update((i, (moves.pop(i)[0], states[i])) for i in ending)

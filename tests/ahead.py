@@ -23,6 +23,11 @@ NUMBERS = {
     "train__replay": "always",  # as those must whose samples others make
     "run__checkpoint": {"every": 4},
 }
+STOPPED = {
+    "preset": "flow_grpo",
+    "tree": {"stop": {"step": 2, "keep": 0.5, "floor": 0.25}},
+    "baseline": {"name": "leave_one_out"},
+}
 CASES = {
     "chains": {},
     "brushes of known prompts": {
@@ -41,6 +46,7 @@ CASES = {
         "train__half_life": {"by": "log_ratio", "after": 0.01},
     },
     "drafted starts": {"train__draft": {"pool": 2, "call": {}}},
+    "chains that are stopped early": {"algorithm": STOPPED},
     "calibrated noise": {"algorithm": {"preset": "dense_grpo", "kernel": {"calibrate": {"rounds": 1}}}},
 }
 
@@ -172,3 +178,15 @@ def adapted(folder):
 def adapting(rank):
     """Do the same on processes that train together."""
     return adapted(shared_folder())
+
+
+def ended_early(folder):
+    """Run chains that are stopped early, and return its lines and weights."""
+    run = begun(folder, algorithm=STOPPED)
+    run.run()
+    return told(run)
+
+
+def ending_early(rank):
+    """Do the same on processes that train together."""
+    return ended_early(shared_folder())

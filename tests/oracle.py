@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from field import credit, step_in_place
-from gaussian_flow import REWARDS, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
+from gaussian_flow import REWARDS, STD, Gradient, Step, cosine, gradient, schedule, step, velocity, whole_gradient
 from opened import Opened
 
 from flowgrpo import config
@@ -54,16 +54,17 @@ PLAIN = {
 
 
 class Shifted(torch.nn.Module):
-    """The exact velocity with a shift and a slope for each step, all 0."""
+    """The exact velocity of data of some std, with a shift and a slope for each step, all 0."""
 
-    def __init__(self):
+    def __init__(self, std: float = STD):
         super().__init__()
+        self.std = std
         self.theta, self.phi = (torch.nn.Parameter(torch.zeros(len(SIGMAS) - 1)) for _ in range(2))
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
         """The velocity (B, 1) at states (B, 1), of one sigma."""
         index = _step(float(sigma[0]))
-        slope, shift = velocity(SIGMAS[index])
+        slope, shift = velocity(SIGMAS[index], std=self.std)
         return slope * x + shift + self.theta[index] + self.phi[index] * x
 
 

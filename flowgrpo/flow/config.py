@@ -13,7 +13,7 @@ from flowgrpo.flow.methods import CHOICES, OBJECTIVES, likelihood_rules, presets
 from flowgrpo.flow.methods.credit.rules import Credit
 from flowgrpo.flow.methods.likelihood import Likelihood
 from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
-from flowgrpo.flow.methods.trees import adaptive
+from flowgrpo.flow.methods.trees import adaptive, stopping
 from flowgrpo.flow.methods.trees.tree import Rooted
 from flowgrpo.flow.pipeline.networks.attention_backends import AttentionBackend, refuse_lossy_attention
 from flowgrpo.schema import preset_overrides
@@ -157,6 +157,11 @@ class Algorithm(AlgorithmSection):
         return None
 
     @property
+    def stop(self) -> stopping.Stop | None:
+        """Return how chains are stopped early; None if all go to the end."""
+        return getattr(self.tree, "stop", None)
+
+    @property
     def sampler(self) -> str:
         """Return the name of the policy that samples rollouts."""
         return self.likelihood.sampler if self.likelihood.name == "elbo" else "live"
@@ -230,6 +235,7 @@ class Algorithm(AlgorithmSection):
             likelihood_rules.check_prefix(self)
         if self.tree.adapts:
             adaptive.check(self)
+        stopping.check(self)
         return self
 
 
@@ -319,6 +325,7 @@ class Config(RunConfig):
             # With the next settings the remaining edges are gathered into fewer calls, which is cheaper than all calls.
             f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
             f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
+            "algorithm.tree.stop": algorithm.stop is not None,
             "train.select": train.select is not None,
             "train.split=edges": train.split == "edges",
             # If the two sizes are found separately, they may differ.
@@ -361,6 +368,7 @@ class Config(RunConfig):
         rank_index(
             self.algorithm.objective, list(self.data.rewards) or self.reward_names
         )  # raises where none has its name
+        stopping.check_run(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"

@@ -31,7 +31,7 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
 from flowgrpo.flow.planning.unseen import unseen
-from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
+from flowgrpo.flow.rollouts import cheap_finishes, early_stop, noise_calibration
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, longest_and_shortest
 from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.schema.sections import Ema
@@ -89,6 +89,7 @@ def check(settings: Config, data: RunData) -> None:
         predict_cost(settings, steps)  # raises InputError for axes that do not fit each other
     for sentence in unseen(settings):
         LOGGER.warning("rewards: %s", sentence)
+    early_stop.check_rewards(settings, data.rewards)
     check_rewards(data.rewards, data.train_prompts, settings.model)
     check_rewards([*data.rewards, *data.eval_rewards], data.eval_prompts, settings.model)
 

@@ -40,7 +40,7 @@ from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.planning.graph_budget import RolloutGraphs
-from flowgrpo.flow.rollouts import cheap_finishes, noise_calibration
+from flowgrpo.flow.rollouts import cheap_finishes, early_stop, noise_calibration
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.cheap_finishes import Finishing
 from flowgrpo.flow.rollouts.draft_rollout import (
@@ -211,6 +211,7 @@ class FlowWing(Wing):
             roots = self._roots(iteration, groups, starts.starts)
             state_previews = StatePreviews(config, self.policy, run.rewards)
             watched = state_previews.watch(iteration, roots)
+            early = early_stop.begin(run, plan, roots, iteration=iteration, evaluate=watched)
             scoring: dict[str, Any] = {"rewards": run.rewards, "assignment": assignment, "gather": run.gather_rolled}
             scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "shard": run.shard}
             tree, scores = rollout(
@@ -221,14 +222,16 @@ class FlowWing(Wing):
                 keep_means=algorithm.objective.needs_old_means,
                 keep_graphs=self.kept_graphs.held,
                 keep_shared=algorithm.keeps_shared,
-                evaluate=watched,
+                evaluate=watched if early is None else early.evaluate,
+                gate=early,
                 finish=self.finishing.over(watched),
                 **scoring,
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             previews = state_previews.of(tree, scores, watched, leads=run.shard.leads)
         drafts = len(self._pool(iteration, groups).own)
-        return Batch(groups, tree, scores, drafts, draft_rewards=starts.rewards, previews=previews, finished=finished)
+        stopped, batch = None if early is None else early.stopped, partial(Batch, groups, tree, scores, drafts)
+        return batch(draft_rewards=starts.rewards, previews=previews, finished=finished, stopped=stopped)
 
     def _by_engine(self, engine: Engine, iteration: int, groups: Groups) -> Batch:
         """Let the engine sample this process's chains, and score the samples here."""
@@ -250,7 +253,9 @@ class FlowWing(Wing):
     @override
     def units(self, batch: Batch) -> CreditUnits:
         credited = self.run.credited
-        return self.config.algorithm.credit.units(batch.tree, credited.columns(batch.scores.values), credited.weights)
+        columns = credited.columns(batch.scores.values)
+        units = self.config.algorithm.credit.units(batch.tree, columns, credited.weights)
+        return units if batch.stopped is None else batch.stopped.extend(units, batch.tree, credited)
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
@@ -264,6 +269,8 @@ class FlowWing(Wing):
             line |= agreement([pair for each in gather([pairs]) for pair in each])
         if batch.finished is not None and batch.finished.pairs is not None:
             line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
+        if units.survival is not None:
+            line |= early_stop.agreement(units, run.credited.weights)
         if batch.engine is not None:
             line |= batch.engine.line(run)
         return line

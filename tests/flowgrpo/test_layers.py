@@ -99,7 +99,7 @@ BELOW = {
     "flowgrpo.flow.rollouts": (
         "samplers rewards errors data training.advantages training.prompts training.run training.distributed "
         "training.weights training.reports training.scoring training.state training.fitting "
-        "flow.methods.credit flow.methods flow.pipeline flow.config"
+        "flow.methods.credit flow.methods.trees flow.methods flow.pipeline flow.config"
     ),
     "flowgrpo.flow.model": (
         "rewards errors schema data training.model_files training.weights training.planning training.lora "

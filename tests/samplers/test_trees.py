@@ -52,6 +52,23 @@ def test_siblings_differ_only_by_their_noise():
         torch.testing.assert_close(side.next_state[0][row], mean[row] + std * drawn)
 
 
+def test_nodes_that_a_gate_leaves_out_have_no_children_and_no_sample():
+    roots, start = batch(groups=1, size=4)
+    seen, field = [], Field()
+
+    def gate(tree, nodes):
+        seen.append([tree.nodes[node].step for node in nodes])
+        return nodes[1:3] if tree.nodes[nodes[0]].step == 2 else nodes
+
+    options = {"noise": address_noise, "micro_batch": 4, "gate": gate}
+    tree = grow(chain([SDE] * 4, range(3), range(3)), SIGMAS, roots, start, field, **options)
+    whole = grow(chain([SDE] * 4, range(3), range(3)), SIGMAS, roots, start, Field(), address_noise, 4)
+    assert seen == [[0] * 4, [1] * 4, [2] * 4, [3] * 2]
+    assert field.evaluated == 4 + 4 + 2 + 2
+    assert [tree.nodes[leaf].root.index for leaf in tree.leaves] == [1, 2]
+    torch.testing.assert_close(tree.samples[0], whole.samples[0][1:3])
+
+
 def test_only_trained_edges_keep_their_states():
     tree = grown(mixed)
     for evaluation in tree.evaluations:

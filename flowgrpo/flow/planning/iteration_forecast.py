@@ -27,9 +27,11 @@ class Cost:
     rollout: int  # rows through the model in the rollout
     update: int  # rows through the model in the update
     with_gradient: int  # rows of `update` with a backward pass; the others are for other policies
-    decoded: int  # samples
+    decoded: int  # samples, with those of clean estimates for an early stop
     trained_edges: int
     update_batches: int  # model calls of the update
+    stopped: int = 0  # chains that an early stop is expected to end
+    saved: int = 0  # rows through the model that the rollout does not take for them
     graphs: int = 0  # rows of the first update whose graphs the rollout may keep
     graph_times: int = 0  # number of steps of the schedule that have such rows
     call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
@@ -39,6 +41,7 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     """Return the cost of an iteration without guidance: each row of a model call counts once.
 
     The tree gets made-up rewards and is pruned, so choices that do not fit each other or the schedule raise InputError.
+    With an early stop the counts are those of its expected number of chains in each group, rounded.
     """
     train, algorithm = config.train, config.algorithm
     replays = train.rollout_rows == train.update_rows  # the update may repeat the rollout's calls
@@ -61,6 +64,11 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
     advantages, trained = unit_selection.normalize_advantages(
         units, weights, past=None, baseline=algorithm.baseline, select=train.select, done=train.done_at(iteration)
     )
+    stop, stopped, saved = algorithm.stop, 0, 0
+    if stop is not None:
+        ended = units.root >= round(stop.keep * train.group_size)
+        stopped, trained = int(ended.sum()), trained & ~ended
+        saved = stopped * (num_steps - stop.step)
     algorithm.objective.weights(tree.trained_steps, tree.sigma_cap)
     if algorithm.kernel.calibrate is not None:
         _check_calibration(tree, rewards)
@@ -82,10 +90,12 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         )
     first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
     return Cost(  # edges that an engine sampled are only scored here
-        rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None),
+        rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None) - saved,
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
         with_gradient=forwards,
-        decoded=len(tree.leaves),
+        decoded=len(tree.leaves) * (1 if stop is None else 2) - stopped,
+        stopped=stopped,
+        saved=saved,
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),
         graphs=sum(len(e.rows) for e in first),

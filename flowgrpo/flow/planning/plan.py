@@ -22,6 +22,7 @@ from flowgrpo.flow.pipeline.loading.load import planned_class
 from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.planning.unseen import unseen
+from flowgrpo.flow.rollouts import early_stop
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
@@ -73,7 +74,7 @@ def _plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
-    scorer.rewards(config.rewards, config.eval_rewards)
+    early_stop.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
     stored_groups.check_model(config, stored_groups.load_source(config), call)
     cost = predict_cost(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)
@@ -107,6 +108,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "with_gradient": update_branches * cost.with_gradient,
         "graphs": 0 if train.replay == "always" else branches * cost.graphs,
         "drafted": drafts,
+        "early_stop": {"stopped": cost.stopped, "saved_evaluations": branches * cost.saved},
         "calibration": {
             "model_evaluations": (branches * cost.rollout + draft_evaluations) * rounds,
             "decoded": (cost.decoded + drafts) * rounds,
@@ -152,6 +154,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{g['update_batches']} batches of at most {g['micro_batch']}"
     )
     evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_format_spared(planned)}"
+    early = planned["early_stop"]
+    stopped = (
+        f"{early['stopped']} chains on average, whose {early['saved_evaluations']:,} further rollout evaluations are saved; "
+        f"{g['samples']} of the samples decoded are clean estimates, to choose them"
+    )
     draft = f"{planned['drafted']} of the samples decoded, to choose starts from"
     calibration = f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
     comparison = (
@@ -166,6 +173,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", steps),
         ("model evaluations", evaluations),
         *[("draft", draft)] * bool(planned["drafted"]),
+        *[("early stop", stopped)] * bool(planned["config"]["algorithm"]["tree"].get("stop")),
         *[("calibration", calibration)] * bool(before["decoded"]),
         *[("comparison", comparison)] * bool(compares["every"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),

@@ -12,6 +12,7 @@ import torch
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.rollouts.early_stop import Stopped
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
@@ -24,7 +25,7 @@ from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
-from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
+from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree, grow
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Batch:
         draft_rewards: (roots,) for each group, total rewards in the draft, NaN for lost ones; None without a draft.
         engine: importance weights and metrics of edges that an engine sampled; None without one.
         stored: whether the samples come from `data.groups`, so that nothing was decoded.
+        stopped: the early stop of the chains; None if all went to the end.
     """
 
     groups: Groups
@@ -83,24 +85,32 @@ class Batch:
     stored: bool = False
     previews: Sequence[StatePreview] = ()
     finished: Finished | None = None
+    stopped: Stopped | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
-        """Return the rewards (E, R) of the E ends of trajectories, and the root of each end."""
+        """Return the rewards (E, R) of the E ends of trajectories, and the root of each end.
+
+        With an early stop they are unbiased estimates for all chains; see `Stopped.outcomes`.
+        """
         ends = trunk_ends(self.tree)
         roots = [self.tree.nodes[self.tree.leaves[end]].root for end in ends]
+        if self.stopped is not None:
+            return self.stopped.outcomes(self.tree, self.scores.values[ends], roots)
         return self.scores.values[ends], [(root.group, root.index) for root in roots]
 
     @property
     def decoded(self) -> int:
         """Return the number of decoded samples."""
         compared = 0 if self.finished is None else self.finished.decoded
-        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared
+        foretold = 0 if self.stopped is None else len(self.stopped.nodes)
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + foretold
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of cheap finishes for the metrics."""
-        return {} if self.finished is None else self.finished.counts
+        """Return the counts of cheap finishes and of stopped chains for the metrics."""
+        finished = {} if self.finished is None else self.finished.counts
+        return finished if self.stopped is None else finished | self.stopped.counts
 
 
 @torch.no_grad()
@@ -142,6 +152,7 @@ def walk(
     keep_shared: bool = False,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
+    gate: Gate | None = None,
 ) -> Tree:
     """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
 
@@ -151,6 +162,7 @@ def walk(
         keep_shared: whether to keep the states of nodes with several children.
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
+        gate: chooses which chains go on; it needs `finish` None. None: all.
     """
     rows = [root.row for root in roots]
     parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
@@ -169,7 +181,7 @@ def walk(
         keep_graphs,
         keep_shared,
     )
-    return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
+    return grow(*arguments, gate=gate) if finish is None else grow_and_finish(*arguments, finish=finish)
 
 
 def edge_noise(seed: int, iteration: int) -> Noise:

@@ -35,16 +35,22 @@ GREY = (127, 127, 127, 255)  # RGBA of the bars, visible on light and dark pages
 class EstimateRecorder:
     """A velocity function that records the model's clean estimates for the given rows while trees grow.
 
-    `by_call` has one dict for each call: row index in the call -> clean estimate on the CPU.
+    `by_call` has one dict for each call: row index in the call -> clean estimate on the CPU. `sigmas` are those of the
+    calls that are recorded, None for all; the others have an empty dict. `device` is that of the model's states.
     """
 
-    def __init__(self, evaluate: Evaluate, rows: Sequence[Row]):
-        self._evaluate, self._rows = evaluate, {id(row) for row in rows}
+    device: torch.device
+
+    def __init__(self, evaluate: Evaluate, rows: Sequence[Row], sigmas: Sequence[float] | None = None):
+        self._evaluate, self._rows, self._sigmas = evaluate, {id(row) for row in rows}, sigmas
         self.by_call: list[dict[int, State]] = []
 
     def __call__(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """Return the model's velocity, and record the estimates."""
-        velocity = self._evaluate(state, sigma, rows)
+        velocity, self.device = self._evaluate(state, sigma, rows), state[0].device
+        if self._sigmas is not None and sigma not in self._sigmas:
+            self.by_call.append({})
+            return velocity
         watched = [i for i, row in enumerate(rows) if id(row) in self._rows]
         clean = [
             (x[watched] - sigma * v[watched].detach().float()).to(x.dtype).cpu()
@@ -125,11 +131,11 @@ class StatePreviews:
         # These rewards are only shown: a failure loses no sample, and their random draws change nothing.
         with decoding as progress, preserve_random_state(), unheard(), Scorer(self.rewards) as scorer:
             for (group, estimated), places in shown.items():
-                most = min(self.config.train.rollout_rows, max(1, len(shown[group, False])))
+                most = min(self.config.train.rollout_rows, max(1, len(shown.get((group, False), ()))))
                 for batch in batched(places, most):
                     rows = [previews[i].root.row for i in batch]
                     states = [state for i in batch if (state := previews[i].state) is not None]  # none is left out
-                    state = tuple(x.to(tree.samples[0].device) for x in stack_states(states))
+                    state = tuple(x.to(recorder.device) for x in stack_states(states))
                     samples = self.policy.decode(state, rows)
                     if not estimated:
                         rewards = scores.values[[leaves[previews[i].node] for i in batch]]

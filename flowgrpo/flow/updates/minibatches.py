@@ -95,6 +95,7 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
     if algorithm.likelihood.name == "elbo":
         trained = compared.trained & known
         return _build_noised(run, policy, batch, units, advantages=compared.advantages, trained=trained, row_at=row_at)
+    factor = batch.groups.weights[units.comparison[:, 0]]
     return Credited(
         tree=build_replay_tree(
             config,
@@ -108,7 +109,8 @@ def credit_edges(run: RunState, policy: Policy, batch: Batch, compared: Compared
         advantages=compared.advantages,
         step_weights=algorithm.objective.weights(tree.trained_steps, tree.sigma_cap),
         beta=run.beta,
-        group_weight=batch.groups.weights[units.comparison[:, 0]],
+        group_weight=factor if units.survival is None else factor * units.survival.weight,
+        stopped={} if batch.stopped is None else batch.stopped.missing(tree),
         correction=None if batch.engine is None else batch.engine.correction,
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -29,8 +29,10 @@ class Credited:
         advantages: (U,) advantage of each unit.
         step_weights: weight in the loss of each trained (kernel, sigma, sigma_next).
         beta: coefficient of the divergence.
-        group_weight: (U,) factor of the loss of each unit's group; it does not count in the divisor of the mean.
+        group_weight: (U,) factor of the loss of each unit, of its group and of an early stop (1 / chance); it does not
+            count in the divisor of the mean.
         correction: (nodes,) importance weight of the edge to each node, a factor as `group_weight`; None without an engine.
+        stopped: by part, the weight of the edges of chains that were stopped; it counts in the divisor alone.
         noised: the samples of an update with likelihood elbo; None if it replays the tree.
     """
 
@@ -41,6 +43,7 @@ class Credited:
     beta: float
     group_weight: torch.Tensor
     correction: torch.Tensor | None = None
+    stopped: Mapping[int, float] = field(default_factory=dict)
     noised: Noised | None = None
 
     def of_edges(self, nodes: torch.Tensor) -> torch.Tensor:
@@ -74,7 +77,7 @@ def update_part(
 
     No step is taken if all weights of the part are 0 or a gradient is not finite. Evaluations are replayed whole: same
     rows, same order. The loss is the weighted mean, over all edges of the part on all processes, of each edge's loss times
-    its factors. The divisor is the sum of the weights without the factors.
+    its factors. The divisor is the sum of the weights without the factors, those of stopped chains too.
 
     Args:
         scaler: gradient scaler for float16; may be disabled.
@@ -88,7 +91,7 @@ def update_part(
         local = sum(float(credited.weights(edges).sum()) for e in evaluations for edges in e.trained)
     else:
         local = credited.noised.weight(part)
-    total = float(sum_shards(torch.tensor(local, dtype=torch.float64)))
+    total, stopped = sum_shards(torch.tensor([local, credited.stopped.get(part, 0.0)], dtype=torch.float64)).tolist()
     if total == 0:
         rollout_graphs.drop(evaluations)
         return stats
@@ -102,7 +105,7 @@ def update_part(
         )
         losses = matching.losses(part, stats, sum_shards)
     for loss in losses:
-        weights.lockstep.backward(scaler.scale(loss / total))
+        weights.lockstep.backward(scaler.scale(loss / (total + stopped)))
     optimizer_step(
         weights, stats, optimizer=optimizer, scaler=scaler, max_grad_norm=max_grad_norm, reduce=sum_processes
     )

@@ -14,15 +14,18 @@ from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import (
     NestedSets,
+    Survival,
     divide_by_std,
     nested_leave_one_out,
     nested_mean,
     set_medians,
     set_pivots,
     set_statistics,
+    weighted_leave_one_out,
 )
 from flowgrpo.training.advantages.past_rewards import PastRewards
 
+STOPPED = "algorithm.baseline: algorithm.tree.stop is without bias by leave_one_out with std: none alone, take that"
 NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
 
 CAUTION = 0.1  # the value in arXiv 2310.02743 for PPO
@@ -79,6 +82,7 @@ class Baseline(Choice):
         anchor: Tensor | None = None,
         past: PastRewards | None = None,
         nested: NestedSets | None = None,
+        survival: Survival | None = None,
     ) -> Tensor:
         """Return the advantages (U,) of units. Raises InputError if this baseline cannot compare units of this kind.
 
@@ -89,18 +93,22 @@ class Baseline(Choice):
             anchor: (U,) coefficients; coefficient x total reward is added to the advantage.
             past: rewards of earlier iterations; None if there are none.
             nested: smaller sets within those of `comparison`.
+            survival: which units were sampled to the end; None: all. No other units have values.
         """
 
-        def relative(column: Tensor) -> Tensor:
+        def relative(column: Tensor, foretold: Tensor | None) -> Tensor:
+            if survival is not None and foretold is not None:
+                return self.among_survivors(column, comparison, survival.weight, foretold)
             if nested is None:
                 return self.relative(column, comparison, past)
             return self.within(column, comparison, nested)
 
         total = weighted_sum(values, weights)
         if self.combine not in ("per_reward", "decoupled"):  # the others compare one number per unit
-            advantages = relative(total)
+            advantages = relative(total, None if survival is None else weighted_sum(survival.foretold, weights))
         else:
-            columns = torch.stack([relative(column) for column in values.unbind(1)], 1)
+            foretold = [None] * len(weights) if survival is None else survival.foretold.unbind(1)
+            columns = torch.stack([relative(*each) for each in zip(values.unbind(1), foretold, strict=True)], 1)
             advantages = columns @ weights
             # A later normalisation would amplify rounding errors of sums that cancel.
             advantages = advantages.where(advantages.abs() > 1e-12 * (columns.abs() @ weights.abs()), 0.0)
@@ -130,6 +138,10 @@ class Baseline(Choice):
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
         """Return the advantages (U,) of units in nested sets. Raises InputError if this baseline does not take a mean."""
         raise InputError(NESTED)
+
+    def among_survivors(self, values: Tensor, comparison: Tensor, weight: Tensor, foretold: Tensor) -> Tensor:
+        """Return `weighted_leave_one_out` of units. Raises InputError if this baseline is not leave-one-out."""
+        raise InputError(STOPPED)
 
 
 def group_mean(
@@ -186,6 +198,10 @@ class LeaveOneOut(Baseline):
     @override
     def within(self, values: Tensor, comparison: Tensor, nested: NestedSets) -> Tensor:
         return nested_leave_one_out(values, comparison, nested, std=self.std, eps=self.eps, ddof=self.ddof)
+
+    @override
+    def among_survivors(self, values: Tensor, comparison: Tensor, weight: Tensor, foretold: Tensor) -> Tensor:
+        return weighted_leave_one_out(values, comparison, weight, foretold)
 
 
 class Median(Baseline):

@@ -87,6 +87,45 @@ class NestedSets:
         return False
 
 
+@dataclass(frozen=True)
+class Survival:
+    """Which of U units were sampled to the end; the others were stopped by independent draws."""
+
+    weight: Tensor  # (U,) float64; 1 over the unit's chance to go on, 0 if it was stopped
+    foretold: Tensor  # (U, R) float64; rewards foretold before the draws, NaN where a reward does not apply
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Survival], order: Tensor) -> Survival:
+        """Concatenate the units of several processes, and reorder them."""
+        return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in ("weight", "foretold")))
+
+
+def complete(values: Tensor, weight: Tensor, foretold: Tensor) -> Tensor:
+    """Return p + w (value - p) for each unit, whose mean over the draws is the value; NaN where a survivor's is lost.
+
+    `weight` w is as in `Survival`; all tensors have the units first. The foretold p only lowers the variance. It is the
+    difference estimator of Horvitz and Thompson (J. Am. Stat. Assoc. 47, 1952).
+    """
+    p = foretold.nan_to_num()
+    return torch.where(weight > 0, p + weight * (values - p), foretold)
+
+
+def weighted_leave_one_out(values: Tensor, comparison: Tensor, weight: Tensor, foretold: Tensor) -> Tensor:
+    """Return advantages (U,): value minus an unbiased estimate of the *others'* mean; 0 if stopped, lost or alone.
+
+    The unbiased form of ARRoL (arXiv 2603.24840) is ours. The loss of a survivor must be multiplied by its weight 1 / q.
+    Draws of different units are independent, so E[w_i w_j] = 1, and the expected gradient over the draws is that of
+    `leave_one_out` of all units, whatever q and whatever was foretold. The mean of the survivors alone is biased.
+    `weight` and `foretold` (U,) are as in `Survival`.
+    """
+    estimates = complete(values, weight, foretold.nan_to_num())
+    deviation, count, _ = set_statistics(estimates, comparison)
+    others = (estimates - deviation * count / (count - 1).clamp(min=1)).where(count > 1, values)
+    found = values - others
+    found = found.where(found.abs() > 1e-12 * estimates.abs(), 0.0)  # as in `set_statistics`
+    return found.where((weight > 0) & values.isfinite(), 0.0)
+
+
 def nested_leave_one_out(
     values: Tensor, comparison: Tensor, nested: NestedSets, *, std: str = "none", eps: float = 1e-4, ddof: int = 0
 ) -> Tensor:

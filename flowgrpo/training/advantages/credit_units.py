@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
-from flowgrpo.training.advantages.comparison_sets import NestedSets
+from flowgrpo.training.advantages.comparison_sets import NestedSets, Survival
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class CreditUnits:
     root: Tensor  # (U,) index of the unit's root (of its answer, for texts) within the group
     anchor: Tensor | None = None  # (U,) float64; anchor x value is added to the advantage
     nested: NestedSets | None = None  # smaller sets within those of `comparison`
+    survival: Survival | None = None  # which units were sampled to the end; None: all
 
     def to_edges(self, values: Tensor) -> Tensor:
         """Return (nodes,): for the edge to each node, the value in `values` (U,) of the edge's unit; 0 if it has none."""
@@ -48,6 +49,7 @@ class CreditUnits:
             return torch.cat([getattr(part, name) for part in parts])[order]
 
         nested = [part.nested for part in parts if part.nested is not None]
+        survival = [part.survival for part in parts if part.survival is not None]
         joined = cls(
             every("values"),
             every("comparison"),
@@ -55,6 +57,7 @@ class CreditUnits:
             torch.empty(0, dtype=torch.long),
             root=root[order],
             anchor=None if parts[0].anchor is None else every("anchor"),
-            nested=None if parts[0].nested is None else NestedSets.concatenate(nested, order),
+            nested=NestedSets.concatenate(nested, order) if nested else None,
+            survival=Survival.concatenate(survival, order) if survival else None,
         )
         return joined, list(order.argsort().split([len(part.values) for part in parts]))

@@ -117,11 +117,13 @@ def normalize_advantages(
     only_trained = select is not None and select.compares_kept
     values = units.values.where(trained[:, None], torch.nan) if only_trained else units.values
     advantages = baseline.advantages(
-        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested
+        values, weights, units.comparison, anchor=units.anchor, past=past, nested=units.nested, survival=units.survival
     )
     if across:
         known = advantages.where(total.isfinite(), torch.nan)
         trained = select_units(known, torch.zeros_like(units.comparison[:, :1]), select, done)
+    if units.survival is not None:
+        trained = trained & (units.survival.weight > 0)
     if only_trained:
         total = total.where(trained, torch.nan)
     return advantages, trained & ~baseline.drop_mask(advantages, total, units.comparison)

@@ -85,7 +85,9 @@ def score_pieces(
                     rewards, by_group, divided_pieces, assignment=assignment, gather=gather, shard=shard
                 )
                 by_group |= finished
-    every = by_group.values()
+    # An early stop may leave a process without any sample.
+    nothing = Scores(torch.empty(0, len(rewards), dtype=torch.float64), torch.empty(0, dtype=torch.bool), 0.0)
+    every = [nothing, *by_group.values()]
     return shard.broadcast(
         Scores(
             torch.cat([each.values for each in every]),

@@ -61,9 +61,10 @@ class Terminal(Credit):
                     )
                 of_edge[edge] = unit
         roots = [tree.nodes[tree.leaves[index]].root for index in ends]
-        group, index = torch.tensor([[root.group] for root in roots]), torch.tensor([root.index for root in roots])
+        # An early stop may leave no trajectory, so the type is given.
+        group, index = torch.tensor([(root.group, root.index) for root in roots], dtype=torch.long).reshape(-1, 2).T
         weight = torch.ones(len(ends), dtype=torch.float64)
-        return CreditUnits(rewards[ends], group, weight, torch.tensor(of_edge), root=index)
+        return CreditUnits(rewards[ends], group[:, None], weight, torch.tensor(of_edge), root=index)
 
 
 class Siblings(Credit):

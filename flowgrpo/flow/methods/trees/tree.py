@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.trees import pruning
+from flowgrpo.flow.methods.trees.stopping import Stop
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.schema.imports.lazy import lazy
@@ -88,7 +89,7 @@ class Rooted(Choice):
 
     @property
     def keeps_groups_whole(self) -> str | None:
-        """Return, as text, the pruning setting that compares the edges of a whole group; None without such a setting."""
+        """Return, as text, the setting of the tree that needs a whole group on one process; None without such a setting."""
         return None
 
     @property
@@ -108,7 +109,28 @@ class Rooted(Choice):
         return end
 
 
-class Chain(Rooted):
+class Unbranched(Rooted):
+    """Options of trees without splits."""
+
+    stop: Stop | None = None
+    """Stop chains before their last step, by foretold rewards and without bias; null: none stop."""
+
+    @property
+    @override
+    def keeps_groups_whole(self) -> str | None:
+        return None if self.stop is None else "algorithm.tree.stop"
+
+    @override
+    def _end(self, kernels: Sequence[Kernel]) -> int:
+        if self.stop is not None and self.stop.step >= len(kernels):
+            raise InputError(
+                f"algorithm.tree.stop.step: {self.stop.step} leaves nothing to save of {len(kernels)} steps, take at most "
+                f"{len(kernels) - 1}"
+            )
+        return super()._end(kernels)
+
+
+class Chain(Unbranched):
     """Chains that are stochastic at every step but the last.
 
     `steps` [0, -2] makes the last two steps ODE. If a schedule ends just above 0, as SD3's at 0.0089, the very last
@@ -135,7 +157,7 @@ class Chain(Rooted):
         return plans.chain(kernels, steps, steps if self.train_fraction == 1 else trained)
 
 
-class Window(Rooted):
+class Window(Unbranched):
     """Chains that are stochastic, and trained, only inside a window of steps (MixGRPO, arXiv 2507.21802)."""
 
     name: Literal["window"] = "window"
