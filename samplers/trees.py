@@ -70,12 +70,13 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Root:
-    """Initial latent `index` of a prompt group, with the model's condition `row`; optimizer step `part` trains its tree."""
+    """Latent `index` of a prompt group, at index `step` of the schedule; optimizer step `part` trains its tree."""
 
     group: int
     index: int
-    row: Any
+    row: Any  # the model's condition
     part: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,16 +204,18 @@ def grow(
 
     Args:
         sigmas: the schedule, float32 values, descending to 0.
-        start: states of the R roots, tensors (R, ...) in the storage dtype.
+        start: states of the R roots, tensors (R, ...) in the storage dtype, each at its `Root.step`.
         micro_batch: largest number of rows of one evaluation.
         keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
         keep_shared: whether to keep the states of nodes below sigma 1 with several children.
         held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
             the schedule's end; such nodes are not grown.
     """
-    tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
+    tree = Tree(tuple(sigmas), [Node(None, r, (r.index,), TRUNK, sigmas[r.step], r.step) for r in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
-    pending = defaultdict(list, {sigmas[0]: list(states)})
+    pending = defaultdict(list)
+    for i, node in enumerate(tree.nodes):
+        pending[node.sigma].append(i)
     second = SecondOrder()
     device = start[0].device
     ahead = None if device.type == "cpu" else Ahead(noise, device)  # only with a GPU is the CPU free to draw ahead
@@ -224,11 +227,9 @@ def grow(
             tree.leaves = arrived
             tree.samples = stack_states([states.pop(i) for i in arrived]) if arrived else ()
             continue
-        moves = {}
-        for i in arrived:
-            node = tree.nodes[i]
-            if own := _moves(plan, node.role, node.step, node.remaining_stops):
-                moves[i] = own
+        nodes = {i: tree.nodes[i] for i in arrived}
+        asked = {i: _moves(plan, node.role, node.step, node.remaining_stops) for i, node in nodes.items()}
+        moves = {i: own for i, own in asked.items() if own}
         if held is not None:
             ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
             held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
@@ -242,8 +243,7 @@ def grow(
                 _begin(ahead, tree, evaluation, state)
             with torch.enable_grad() if kept else nullcontext():
                 velocity = evaluate(state, sigma, evaluation.rows)
-            if kept:
-                evaluation.velocity = velocity
+            evaluation.velocity = velocity if kept else None
             velocity = tuple(v.detach() for v in velocity)
             for edges in evaluation.edges:
                 added = None

@@ -23,9 +23,10 @@ from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.sections import Eval, Prompts, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
+from flowgrpo.training.advantages.failed_groups import check_success
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from rewards.base import default_name, nearest
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -219,11 +220,11 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, self._reward_names)
+            check_success(hints.reward, self.reward_names)
         rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        if rank_by is not None and rank_by not in self._reward_names:
+        if rank_by is not None and rank_by not in self.reward_names:
             raise InputError(
-                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self._reward_names)}"
+                f"algorithm.objective.rank_by: {rank_by!r} is not one of rewards, {nearest(rank_by, self.reward_names)}"
             )
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
@@ -232,21 +233,7 @@ class TextConfig(RunConfig):
         return self
 
     @property
-    def _reward_names(self) -> list[str]:
-        return [use.name or default_name(use.use) for use in self.rewards]
-
-    @property
     def ranking(self) -> int | None:
         """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
         rank_by = getattr(self.algorithm.objective, "rank_by", None)
-        return None if rank_by is None else self._reward_names.index(rank_by)
-
-
-def _check_success(name: str | None, rewards: list[str]) -> None:
-    """Raise InputError if hints do not name a reward that decides whether an answer succeeds."""
-    if name is None and len(rewards) > 1:
-        raise InputError(
-            f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
-        )
-    if name is not None and name not in rewards:
-        raise InputError(f"algorithm.hints.reward: {name!r} is not one of rewards, {nearest(name, rewards)}")
+        return None if rank_by is None else self.reward_names.index(rank_by)

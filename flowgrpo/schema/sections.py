@@ -14,6 +14,7 @@ from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import Schedule
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
+from rewards.base import default_name
 from rewards.files import frames
 
 AUTO = "auto"  # a number that is probed when the run starts
@@ -333,6 +334,11 @@ class RunConfig(Strict):
     """Held-out evaluation."""
     run: Run = Run()
     """The run's folder, seed, processes and checkpoints."""
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Return the names of the rewards that are trained on."""
+        return [use.name or default_name(use.use) for use in self.rewards]
 
     @property
     def stored_groups(self) -> str | None:

@@ -24,6 +24,7 @@ from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
+from samplers.kernels import State
 from samplers.trees import Evaluate, Noise, Plan, Root, Tree, grow
 
 
@@ -49,6 +50,35 @@ class Finished:
     counts: dict[str, int]
     pairs: Sequence[Pair] | None = None
     decoded: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A group with hints: the step at which its hinted trees start, and the share of their samples that succeed."""
+
+    group: int
+    prompt: int
+    step: int
+    success: float
+
+
+@dataclass(frozen=True)
+class Hinted:
+    """What a process's hints have done in an iteration; see `flow.rollouts.hinted_rollout`.
+
+    Attributes:
+        rewards, groups: rewards (E, R) and groups of the samples without hints.
+        won: samples that succeeded without a hint, as (group, prompt, state).
+        samples: number of trajectories with a hint.
+        replaced: number of decoded samples that they replaced.
+    """
+
+    rewards: torch.Tensor
+    groups: list[int]
+    won: Sequence[tuple[int, int, State]]
+    trials: Sequence[Trial] = ()
+    samples: int = 0
+    replaced: int = 0
 
 
 class Drawn(Protocol):
@@ -83,10 +113,13 @@ class Batch:
     stored: bool = False
     previews: Sequence[StatePreview] = ()
     finished: Finished | None = None
+    hinted: Hinted | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[int]]:
-        """Return the rewards (E, R) of the E ends of trajectories, and the group of each end."""
+        """Return the rewards (E, R) of the E ends of trajectories without hints, and the group of each end."""
+        if self.hinted is not None:
+            return self.hinted.rewards, self.hinted.groups
         ends = trunk_ends(self.tree)
         return self.scores.values[ends], [self.tree.nodes[self.tree.leaves[end]].root.group for end in ends]
 
@@ -94,12 +127,14 @@ class Batch:
     def decoded(self) -> int:
         """Return the number of decoded samples."""
         compared = 0 if self.finished is None else self.finished.decoded
-        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared
+        replaced = 0 if self.hinted is None else self.hinted.replaced
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + replaced
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of cheap finishes for the metrics."""
-        return {} if self.finished is None else self.finished.counts
+        """Return the counts of cheap finishes and of hints for the metrics."""
+        hinted = {} if self.hinted is None else {"reward/hinted": self.hinted.samples}
+        return hinted if self.finished is None else {**self.finished.counts, **hinted}
 
 
 @torch.no_grad()
@@ -141,21 +176,21 @@ def walk(
     keep_shared: bool = False,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
+    start: State | None = None,
+    address: str = "edge",
 ) -> Tree:
     """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
 
     Args:
         roots: roots of this process; their rows are `Row`s.
-        seed, iteration: first parts of every noise address.
+        seed, iteration: parts of every noise address, with the word `address` between them.
+        start: states of the roots; None: the initial states that the policy draws.
         keep_shared: whether to keep the states of nodes with several children.
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
     """
-    rows = [root.row for root in roots]
-    parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
-    start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration)
+    start = start_roots(policy, roots, micro_batch) if start is None else start
+    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration, address)
     arguments = (
         plan,
         policy.sigmas,
@@ -171,9 +206,15 @@ def walk(
     return grow(*arguments) if finish is None else grow_and_finish(*arguments, finish=finish)
 
 
-def edge_noise(seed: int, iteration: int) -> Noise:
-    """Return the noise source for the edges of an iteration's trees."""
-    return lambda shape, *address: noise.noise(shape, seed, "edge", iteration, *address)
+def start_roots(policy: Policy, roots: Sequence[Root], micro_batch: int) -> State:
+    """Return the initial states (R, ...) of roots, in calls of at most `micro_batch` rows."""
+    parts = [policy.start(batch) for batch in batched([root.row for root in roots], micro_batch)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def edge_noise(seed: int, iteration: int, word: str = "edge") -> Noise:
+    """Return the noise source for the edges of an iteration's trees; each `word` has its own."""
+    return lambda shape, *address: noise.noise(shape, seed, word, iteration, *address)
 
 
 @torch.no_grad()

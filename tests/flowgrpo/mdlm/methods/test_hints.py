@@ -6,7 +6,7 @@ from toy_predictor import EOS, Toy, answers
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods.hints import Inpainting, failed_groups, highest_entropy, hints, replace_failed
+from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy, hints, replace_failed
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
 
 MASK = 999
