@@ -80,11 +80,6 @@ def test_of_the_given_tokens_the_least_certain_are_trained_on_and_one_at_least()
             assert least_certain(given, share)[row].nonzero()[:, 0].tolist() == sorted(surest)
 
 
-def test_a_group_fails_where_no_answer_reaches_success():
-    values = torch.tensor([0.0, 1.0, 0.9, 0.5, torch.nan, torch.nan, 2.0], dtype=torch.float64)
-    assert failed_groups(values, [4, 4, 2, 2, 7, 7, 9], 1.0) == [2, 7]
-
-
 @pytest.mark.parametrize(("share", "told"), [(0.5, [(0, 1), (1, 2)]), (1.0, [(0, 1), (1, 2), (2, 4)]), (0.2, [])])
 def test_the_first_that_succeed_replace_a_share_of_the_group(share, told):
     rewards = torch.tensor([0.5, 1.0, 3.0, 0.0])
