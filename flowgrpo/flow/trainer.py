@@ -35,7 +35,7 @@ from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Algorithm, Config
-from flowgrpo.flow.methods import hints, likelihood_rules
+from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
@@ -142,7 +142,8 @@ class FlowWing(Wing):
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(self._typical_rows())
             likelihood_rules.check_policy(self.config, self.policy)
-            hints.check_policy(self.config, self.policy)
+            if self.hints is not None:
+                self.hints.prepare(self._typical_rows()[0])
             self.policy.offload()
             yield
 

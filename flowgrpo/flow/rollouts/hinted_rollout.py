@@ -61,6 +61,15 @@ class Hints:
         name = self._settings.reward
         return 0 if name is None else self._config.reward_names.index(name)
 
+    def prepare(self, row: Row) -> None:
+        """Probe how the pipeline encodes pictures, for the source data; `row` may be any row.
+
+        Raise InputError if schedule, states or pictures do not go with noised starts.
+        """
+        hints.check_policy(self._config, self._policy)
+        if self._settings.source == "data":
+            self._encoder = vae_encoder.encoder(self._policy, row)
+
     @torch.no_grad()
     def help(self, batch: Batch, plan: Plan, roots: Sequence[Root], *, iteration: int, roll: Roll) -> Batch:
         """Return the batch with a share of the roots of each failed group replaced by noised good samples.
@@ -129,13 +138,10 @@ class Hints:
         """Return the good samples of a prompt, states without a batch dimension; [] if it has none."""
         if self._settings.source == "winner":
             return self.winners.get(prompt, [])
-        names = _pictures_of(row.columns, self._settings.column)
-        if names and self._encoder is None:
-            self._encoder = vae_encoder.encoder(self._policy, row)
-        return [self._encode(name) for name in names]
+        return [self._encode(name) for name in _pictures_of(row.columns, self._settings.column)]
 
     def _encode(self, name: str) -> State:
-        assert self._encoder is not None
+        assert self._encoder is not None, "it is prepared"
         (latents,) = self._encoder.encode(vae_encoder.fit(conditions.load_file(name), self._encoder.size)[None])
         return (latents[0],)
 
