@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -128,5 +128,9 @@ def _keep_rows(evaluation: Evaluation, kept: torch.Tensor) -> Evaluation:
     return replace(evaluation, rows=own, state=_rows_of(evaluation.state, rows), edges=edges_left)
 
 
+@overload
+def _rows_of(state: State, rows: torch.Tensor) -> State: ...
+@overload
+def _rows_of(state: None, rows: torch.Tensor) -> None: ...
 def _rows_of(state: State | None, rows: torch.Tensor) -> State | None:
     return None if state is None else tuple(x[rows.to(x.device)] for x in state)

@@ -25,7 +25,10 @@ def test_a_root_has_only_the_steps_below_its_own(step):
     tree = below(step)
     assert sorted({evaluation.sigma for evaluation in tree.evaluations}, reverse=True) == SIGMAS[step:-1]
     assert [node.step for node in tree.nodes if node.parent is None] == [step, step]
-    assert [(node.root.group, node.root.index) for node in (tree.nodes[leaf] for leaf in tree.leaves)] == [(0, 2), (1, 1)]
+    assert [(node.root.group, node.root.index) for node in (tree.nodes[leaf] for leaf in tree.leaves)] == [
+        (0, 2),
+        (1, 1),
+    ]
     assert sorted({sigma for _, sigma, _ in tree.trained_steps}, reverse=True) == SIGMAS[step:3]
 
 
@@ -67,7 +70,7 @@ def test_replaced_trees_leave_and_the_others_stay_as_they_were(plan, keep_means)
     assert tree.nodes[: len(plain.nodes)] == plain.nodes
     sigmas = [evaluation.sigma for evaluation in tree.evaluations]
     assert sigmas == sorted(sigmas, reverse=True)
-    leaves = {node: sample for node, sample in zip(plain.leaves, plain.samples[0], strict=True)}
+    leaves = dict(zip(plain.leaves, plain.samples[0], strict=True))
     for leaf, sample in zip(tree.leaves, tree.samples[0], strict=True):
         if leaf < len(plain.nodes):
             assert stays(tree.nodes[leaf].root)

@@ -171,12 +171,16 @@ def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.T
     )
 
 
-def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int, step: int = 0) -> Tree:
+def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int, *, step: int = 0) -> Tree:
     """Grow the trees of an iteration from `step` on states of a single number, in evaluations of at most `rows` rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
     parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
-    roots = [Root(group, i, None, part, step) for group, of_group in enumerate(parts) for i, part in enumerate(of_group)]
+    roots = [
+        Root(group, i, None, part=part, step=step)
+        for group, of_group in enumerate(parts)
+        for i, part in enumerate(of_group)
+    ]
     return grow(
         algorithm.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),

@@ -163,7 +163,9 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         "iterations from the first on"
     )
     hinted = planned["hinted"]
-    hints = f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+    hints = (
+        f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+    )
     held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [
         ("preset", planned["preset"]),

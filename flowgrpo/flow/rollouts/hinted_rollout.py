@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -21,7 +21,7 @@ from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import hints
 from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline import vae_encoder
-from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy
 from flowgrpo.flow.rollouts.rollout import Batch, Hinted, Trial, start_roots
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.training.advantages.credit_units import CreditUnits
@@ -68,7 +68,7 @@ class Hints:
         """
         hints.check_policy(self._config, self._policy)
         if self._settings.source == "data":
-            self._encoder = vae_encoder.encoder(self._policy, row)
+            self._encoder = vae_encoder.encoder(cast("DiffusersPolicy", self._policy), row)
 
     @torch.no_grad()
     def help(self, batch: Batch, plan: Plan, roots: Sequence[Root], *, iteration: int, roll: Roll) -> Batch:
@@ -175,7 +175,7 @@ class Hints:
         sigmas = self._policy.sigmas
         return hints.find_rungs(sigmas, self._settings.ladder, len(sigmas) - 2)
 
-    def learn(self, everyone: Sequence[Hinted]) -> dict[str, float]:
+    def learn(self, everyone: Sequence[Hinted]) -> dict[str, Any]:
         """Move the ladders and remember the winners of an iteration; return its metrics.
 
         `everyone` are those of all processes. The order of processes changes nothing.

@@ -62,7 +62,7 @@ class Trial:
     success: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hinted:
     """What a process's hints have done in an iteration; see `flow.rollouts.hinted_rollout`.
 

@@ -120,17 +120,20 @@ def test_trees_of_every_kind_take_hints(tmp_path, preset):
 
 
 def test_the_run_remembers_plain_winners_within_its_bounds(tmp_path):
+    """Samples with a hint are never remembered: their groups had no success without one."""
     run = run_of(tmp_path, hints=HINTS | {"winners": 2, "memory": 5})
-    for batch, before in batches(run, 8):
-        won = {prompt for _, prompt, _ in batch.hinted.won}
-        hinted = {(n.root.group, n.root.index) for n in batch.tree.nodes if n.root.step}
-        for group, _, state in batch.hinted.won:
-            assert group not in {each for each, _ in hinted}  # a group with hints had no plain success
+    latest = {}
+    for batch, _ in batches(run, 8):
+        hinted = {node.root.group for node in batch.tree.nodes if node.root.step}
+        for group, prompt, state in batch.hinted.won:
+            assert group not in hinted
             assert beyond(state[0][None], [""])
-    run.wing.hints.learn([])
+            latest[prompt] = state
     assert {len(states) for states in run.hints.winners.values()} <= {1, 2}
     assert sum(map(len, run.hints.winners.values())) <= 5
-    assert won or before
+    assert len(latest) > 1
+    for prompt, states in run.hints.winners.items():
+        assert torch.equal(states[-1][0], latest[prompt][0])
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path):

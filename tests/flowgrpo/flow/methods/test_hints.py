@@ -1,5 +1,7 @@
 """Noised good samples, the ladder of a prompt, and settings that do not go with hints."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from field import settings
@@ -59,7 +61,7 @@ def test_a_hint_fades_as_it_succeeds_and_returns_as_it_fails():
     assert seen[19] == 0
     assert seen[20:29] == list(range(RUNGS))
     assert seen[-5:] == [RUNGS - 1] * 5
-    assert all(abs(a - b) <= 1 for a, b in zip(seen[5:], seen[6:]))
+    assert all(abs(a - b) <= 1 for a, b in pairwise(seen[5:]))
 
 
 def test_a_single_rung_is_always_taken():
@@ -85,8 +87,14 @@ NOISED = {"algorithm__hints": "noised"}
             {"algorithm__preset": "branch_grpo", "train__group_size": 16},
             "algorithm.hints: a share of the roots of a group starts anew, branch splits few of them",
         ),
-        ({"algorithm__baseline": "tracker"}, "algorithm.hints: tracker compares with earlier rewards, which had no hints"),
-        ({"algorithm__hints": {"name": "noised", "replace": 0.1}}, "algorithm.hints.replace: 0.1 of 8 roots is less than 2"),
+        (
+            {"algorithm__baseline": "tracker"},
+            "algorithm.hints: tracker compares with earlier rewards, which had no hints",
+        ),
+        (
+            {"algorithm__hints": {"name": "noised", "replace": 0.1}},
+            "algorithm.hints.replace: 0.1 of 8 roots is less than 2",
+        ),
         (
             {"algorithm__hints": {"name": "noised", "ladder": [0.9, 0.2]}},
             "algorithm.hints.ladder: 0.9 is above 0.2, write the least first",

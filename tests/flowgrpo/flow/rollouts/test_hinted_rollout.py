@@ -29,7 +29,7 @@ def picture(folder, name="a.png", value=200):
 
 def test_a_start_at_sigma_1_is_a_plain_root_to_the_bit(tmp_path):
     run = trainer(settings(tmp_path, algorithm__hints="noised"))
-    algorithm, kernels, plan = run.wing._plan(0)
+    _, _, plan = run.wing._plan(0)
     roots = [Root(0, index, Row("a", index)) for index in range(4)]
     options = {"micro_batch": 3, "seed": 1, "iteration": 0}
     plain = walk(run.policy, plan, roots, **options)
@@ -81,10 +81,17 @@ def film(folder):
 
 def test_kept_trees_show_the_starts_that_were_not_replaced(tmp_path):
     """Parents are numbered among the previews of the group that are left."""
+
     def preview(node, parent, index, group=0):
         return StatePreview(node, parent, 0, Root(group, index, None), estimated=True)
 
-    previews = [preview(0, None, 0), preview(1, None, 1), preview(2, None, 0, group=1), preview(3, 0, 0), preview(4, 1, 1)]
+    previews = [
+        preview(0, None, 0),
+        preview(1, None, 1),
+        preview(2, None, 0, group=1),
+        preview(3, 0, 0),
+        preview(4, 1, 1),
+    ]
     left = _keep_previews(previews, {(0, 0)})
     assert [(each.node, each.parent) for each in left] == [(1, None), (2, None), (4, 0)]
 
