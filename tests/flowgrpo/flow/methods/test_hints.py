@@ -138,3 +138,10 @@ def test_a_schedule_without_a_rung_is_refused(tmp_path):
     for policy in (Scheduled((0.8, 0.6, 0.3, 0.0)), Scheduled((1.0, 0.6, 0.3, 0.0), pins=True)):
         with pytest.raises(InputError, match="starts from other things than noise alone; take none"):
             hints.check_policy(chosen, policy)
+
+
+def test_a_visit_moves_the_bounds_by_what_it_tells_alone():
+    assert climb((2, 5), 7, helped=True, rungs=RUNGS) == (2, 5)  # that a stronger hint helps was known
+    assert climb((3, 4), 3, helped=False, rungs=RUNGS) == (3, 5)
+    assert climb((3, 4), 4, helped=True, rungs=RUNGS) == (2, 4)
+    assert climb((7, 8), 8, helped=False, rungs=RUNGS) == (8, 9)
