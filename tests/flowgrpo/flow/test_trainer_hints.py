@@ -13,6 +13,7 @@ from gaussian_flow import Step, gradient, velocity
 from pair import pair
 
 from flowgrpo.errors import InputError
+from flowgrpo.flow.rollouts.rollout import walk
 
 HINTS = {"name": "noised", "success": 1.0, "ladder": [0.0, 1.0]}
 
@@ -89,6 +90,19 @@ def test_edges_above_a_noised_start_do_not_exist(tmp_path):
                     root = batch.tree.nodes[node].root
                     assert evaluation.sigma <= sigmas[root.step]
     assert run.hints.ladders
+
+
+def test_steps_of_hinted_trees_draw_noise_of_their_own(tmp_path, monkeypatch):
+    """The noise of a failed group is known to fail."""
+    addresses, real = [], walk
+
+    def watched(*arguments, address="edge", **options):
+        addresses.append(address)
+        return real(*arguments, address=address, **options)
+
+    monkeypatch.setattr("flowgrpo.flow.rollouts.rollout.walk", watched)
+    run_of(tmp_path).run()
+    assert set(addresses) == {"edge", "hinted edge"}
 
 
 def test_a_run_replays_its_hinted_edges_with_a_ratio_of_one(tmp_path):
