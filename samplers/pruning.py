@@ -1,14 +1,19 @@
-"""Pruned trees: the update drops some trained edges and regroups the remaining ones into full micro-batches."""
+"""Parts of trees that leave the update.
+
+`prune` drops trained edges and regroups the remaining ones into full micro-batches. `replace_roots` drops the trees of
+some roots and puts others in their place.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
 from samplers.batches import batched
+from samplers.kernels import State
 from samplers.trees import Edges, Evaluation, Move, Tree, stack_states
 
 T = TypeVar("T")
@@ -68,3 +73,64 @@ def _gather(rows: list[tuple[Evaluation, int]], part: int, keep: torch.Tensor) -
 def _present(value: T | None) -> T:
     assert value is not None  # trained edges and their evaluations have all fields
     return value
+
+
+def replace_roots(tree: Tree, other: Tree) -> Tree:
+    """Return the tree with the trees of `other` in place of those of the same roots (group and index).
+
+    The nodes of a dropped root stay in `Tree.nodes`, so that indices stay valid, but no leaf and no evaluation has
+    them. The nodes of `other` follow. Evaluations are ordered by sigma, from noise to data. An evaluation that loses
+    rows has fewer rows than in the rollout, so their ratio is 1 only up to rounding. Neither tree has `shared` states
+    or graphs.
+    """
+    dropped = {(node.root.group, node.root.index) for node in other.nodes}
+    kept = torch.tensor([(node.root.group, node.root.index) not in dropped for node in tree.nodes])
+    first = len(tree.nodes)
+    nodes = [node if node.parent is None else replace(node, parent=node.parent + first) for node in other.nodes]
+    left = [_keep_rows(evaluation, kept) for evaluation in tree.evaluations]
+    evaluations = [evaluation for evaluation in left if evaluation.edges]
+    for evaluation in other.evaluations:
+        evaluations.append(
+            replace(evaluation, edges=[replace(edges, nodes=edges.nodes + first) for edges in evaluation.edges])
+        )
+    leaves = kept[tree.leaves]
+    samples = zip(_rows_of(tree.samples, leaves), other.samples, strict=True)
+    return Tree(
+        tree.sigmas,
+        [*tree.nodes, *nodes],
+        sorted(evaluations, key=lambda evaluation: -evaluation.sigma),
+        [leaf for leaf in tree.leaves if kept[leaf]] + [leaf + first for leaf in other.leaves],
+        tuple(torch.cat(column) for column in samples),
+    )
+
+
+def _keep_rows(evaluation: Evaluation, kept: torch.Tensor) -> Evaluation:
+    """Return the evaluation without the rows whose edges lead to nodes that are False in `kept` (nodes,)."""
+    masks = [kept[edges.nodes] for edges in evaluation.edges]
+    if all(mask.all() for mask in masks):
+        return evaluation
+    rows = torch.cat([edges.rows[mask] for edges, mask in zip(evaluation.edges, masks, strict=True)]).unique()
+    place = torch.full((len(evaluation.rows),), -1)
+    place[rows] = torch.arange(len(rows))
+    edges_left = [
+        replace(
+            edges,
+            rows=place[edges.rows[mask]],
+            nodes=edges.nodes[mask],
+            next_state=_rows_of(edges.next_state, mask),
+            log_prob=None if edges.log_prob is None else edges.log_prob[mask.to(edges.log_prob.device)],
+            mean=_rows_of(edges.mean, mask),
+        )
+        for edges, mask in zip(evaluation.edges, masks, strict=True)
+        if mask.any()
+    ]
+    own = [evaluation.rows[row] for row in rows.tolist()]
+    return replace(evaluation, rows=own, state=_rows_of(evaluation.state, rows), edges=edges_left)
+
+
+@overload
+def _rows_of(state: State, rows: torch.Tensor) -> State: ...
+@overload
+def _rows_of(state: None, rows: torch.Tensor) -> None: ...
+def _rows_of(state: State | None, rows: torch.Tensor) -> State | None:
+    return None if state is None else tuple(x[rows.to(x.device)] for x in state)

@@ -71,12 +71,13 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Root:
-    """Initial latent `index` of a prompt group, with the model's condition `row`; optimizer step `part` trains its tree."""
+    """Latent `index` of a prompt group, at index `step` of the schedule; optimizer step `part` trains its tree."""
 
     group: int
     index: int
-    row: Any
+    row: Any  # the model's condition
     part: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def grow(
 
     Args:
         sigmas: the schedule, float32 values, descending to 0.
-        start: states of the R roots, tensors (R, ...) in the storage dtype.
+        start: states of the R roots, tensors (R, ...) in the storage dtype, each at its `Root.step`.
         micro_batch: largest number of rows of one evaluation.
         keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
         keep_shared: whether to keep the states of nodes below sigma 1 with several children.
@@ -213,12 +214,13 @@ def grow(
             the schedule's end; such nodes are not grown.
         gate: chooses which nodes at each sigma grow; None: all.
     """
-    tree = Tree(tuple(sigmas), [Node(None, root, (root.index,), TRUNK, sigmas[0], 0) for root in roots])
+    tree = Tree(tuple(sigmas), [Node(None, r, (r.index,), TRUNK, sigmas[r.step], r.step) for r in roots])
     states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
-    pending = defaultdict(list, {sigmas[0]: list(states)})
+    pending = defaultdict(list)
+    for i, node in enumerate(tree.nodes):
+        pending[node.sigma].append(i)
     second = SecondOrder()
-    device = start[0].device
-    ahead = None if device.type == "cpu" else Ahead(noise, device)  # only with a GPU is the CPU free to draw ahead
+    ahead = None if start[0].device.type == "cpu" else Ahead(noise, start[0].device)  # only then is the CPU free
     draw = partial(draw_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
     while pending:
         sigma = max(pending)
@@ -242,8 +244,7 @@ def grow(
                 _begin(ahead, tree, evaluation, state)
             with torch.enable_grad() if kept else nullcontext():
                 velocity = evaluate(state, sigma, evaluation.rows)
-            if kept:
-                evaluation.velocity = velocity
+            evaluation.velocity = velocity if kept else None
             velocity = tuple(v.detach() for v in velocity)
             for edges in evaluation.edges:
                 added = None
@@ -266,8 +267,7 @@ def grow(
 def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
     """Return `Tree.trained_steps` of a plan without growing a tree; steps at one sigma are in any order."""
     steps: dict[tuple[Kernel, float, float], None] = {}
-    # The (role, remaining stops) of the nodes at each step.
-    arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]
+    arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]  # by step: role, remaining stops
     arrived[0][TRUNK, ()] = None
     for step, sigma in enumerate(sigmas[:-1]):
         for role, stops in arrived[step]:

@@ -190,3 +190,17 @@ def ended_early(folder):
 def ending_early(rank):
     """Do the same on processes that train together."""
     return ended_early(shared_folder())
+
+
+def hinted(folder):
+    """Run with hints, and return their state."""
+    hints = {"name": "noised", "success": -2.0, "ladder": [0.0, 1.0]}
+    train = {"train__updates": 1, "train__iterations": 6, "train__learning_rate": 1e-3}
+    run = begun(folder, algorithm={"preset": "flow_grpo", "hints": hints}, **train)
+    run.run()
+    return run.hints.state()
+
+
+def hinting(rank):
+    """Do the same on processes that train together."""
+    return hinted(shared_folder())

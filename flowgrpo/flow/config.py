@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES, OBJECTIVES, likelihood_rules, presets
+from flowgrpo.flow.methods import CHOICES, OBJECTIVES, hints, likelihood_rules, presets
 from flowgrpo.flow.methods.credit.rules import Credit
 from flowgrpo.flow.methods.likelihood import Likelihood
 from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
@@ -32,6 +32,7 @@ from flowgrpo.training.weights.low_precision_copies import Precision
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
+    from flowgrpo.flow.methods.hints import NoHints, Noised
     from flowgrpo.flow.methods.kernel_options import Ode, Stochastic
     from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
     from flowgrpo.flow.pipeline.loading import load
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
     AnyKernel = Stochastic | Ode
     AnyLikelihood = Trajectory | Elbo  # `name` decides which
+    AnyHints = NoHints | Noised
 else:
-    AnyKernel, AnyLikelihood = Choice, Likelihood
+    AnyKernel, AnyLikelihood, AnyHints = Choice, Likelihood, Choice
     load = lazy("flowgrpo.flow.pipeline.loading.load")
     plans = lazy("samplers.plans")
 
@@ -107,7 +109,7 @@ class Model(ModelSection):
 
 
 class Algorithm(AlgorithmSection):
-    """A preset with any of its six axes replaced; see `flowgrpo.flow.methods.presets`."""
+    """A preset with any of its seven axes replaced; see `flowgrpo.flow.methods.presets`."""
 
     preset: str
     """The method: a row of the table of presets."""
@@ -115,6 +117,8 @@ class Algorithm(AlgorithmSection):
     """Which latents are visited."""
     kernel: SerializeAsAny[AnyKernel]
     """How one step moves."""
+    hints: SerializeAsAny[AnyHints]
+    """What helps a group that fails."""
     likelihood: SerializeAsAny[AnyLikelihood]
     """What the policy makes more or less likely: the steps of trajectories, or final samples."""
     credit: SerializeAsAny[Credit]
@@ -144,8 +148,9 @@ class Algorithm(AlgorithmSection):
     @property
     @override
     def keeps_groups_whole(self) -> str | None:
-        coupled = self.objective.couples == "group"
-        return self.tree.keeps_groups_whole or (f"algorithm.objective={self.objective.name}" if coupled else None)
+        whole = {"objective": self.objective.couples == "group", "hints": self.hints.name != "none"}
+        settings = (f"algorithm.{axis}={getattr(self, axis).name}" for axis, needed in whole.items() if needed)
+        return self.tree.keeps_groups_whole or next(settings, None)
 
     @property
     @override
@@ -212,16 +217,8 @@ class Algorithm(AlgorithmSection):
             raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo, leave it out")
         if self.likelihood.name == "elbo":
             likelihood_rules.check(self)
-        elif self.kernel.name == "ode":
-            raise InputError(
-                "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
-                "noise, flow_sde say"
-            )
-        elif self.kernel.solver != "euler":
-            raise InputError(
-                f"algorithm.kernel.solver: {self.kernel.solver} uses the step before, and trajectory replays single steps; "
-                "take euler"
-            )
+        else:
+            likelihood_rules.check_steps(self)
         if objective == "normalised_ratio" and form != "mean":
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
         if self.objective.step_weights == "noise_aware" and form == "constant_free":
@@ -236,6 +233,7 @@ class Algorithm(AlgorithmSection):
         if self.tree.adapts:
             adaptive.check(self)
         stopping.check(self)
+        hints.check(self)
         return self
 
 
@@ -318,6 +316,7 @@ class Config(RunConfig):
         settings = {
             "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its evaluations are not the rollout's
             "run.engine": run.engine is not None,
+            f"algorithm.hints={algorithm.hints.name}": algorithm.hints.name != "none",
             f"run.staleness={run.staleness}": run.staleness > 0,
             f"run.generators={run.generators}": run.generators > 0,
             f"run.sharding={run.sharding}": run.sharding != "none",
@@ -356,6 +355,7 @@ class Config(RunConfig):
             trainers = self.run.trainers(self.run.processes)
         check_geometry(self.train, self.algorithm, trainers, sharing=sharing, generators=self.run.generators)
         likelihood_rules.check_paths(self)
+        hints.check_run(self)
         if self.algorithm.likelihood.name == "elbo":
             likelihood_rules.check_run(self)
         elif self.model.guidance == "rollout":

@@ -31,7 +31,7 @@ from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
 from flowgrpo.flow.planning.unseen import unseen
-from flowgrpo.flow.rollouts import cheap_finishes, early_stop, noise_calibration
+from flowgrpo.flow.rollouts import cheap_finishes, early_stop, hinted_rollout, noise_calibration
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, longest_and_shortest
 from flowgrpo.flow.trainer import flow_loop
 from flowgrpo.schema.sections import Ema
@@ -80,6 +80,7 @@ def check(settings: Config, data: RunData) -> None:
     teacher.check(settings)
     check_columns(settings, data.train_prompts)
     check_columns(settings, data.eval_prompts, settings.eval.call)
+    hinted_rollout.check_pictures(settings, [prompt.columns for prompt in data.train_prompts])
     call = call_and_branches(settings, columns=data.train_prompts[0].columns)[0]
     stored_groups.check_model(settings, stored_groups.load_source(settings), call)
     if settings.train.draft is not None:

@@ -1,6 +1,6 @@
 """The training loop of a flow model: grow trees of samples, score them, assign credit, update the policy.
 
-The policy gives velocities. The six axes of `algorithm` give the plan of the trees, the compared units, the advantages and
+The policy gives velocities. The seven axes of `algorithm` give the plan of the trees, the compared units, the advantages and
 the loss; the loop never asks which method is running. It departs from the loops of the papers' released code as follows.
 (Departures of a single method stand above its row in `flow.methods.presets`.)
 
@@ -51,6 +51,7 @@ from flowgrpo.flow.rollouts.draft_rollout import (
     run_draft,
     take_first_starts,
 )
+from flowgrpo.flow.rollouts.hinted_rollout import Hints, separate
 from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, eval_call, longest_and_shortest
 from flowgrpo.flow.rollouts.rollout import Batch, Drawn, rollout, score_leaves
@@ -116,6 +117,8 @@ class FlowWing(Wing):
         self.copies = low_precision_copies.Copies(self.config, self.policy.modules.values())
         self.drafting = Drafting(self.config, self.policy, self.copies)
         self.finishing = Finishing(self.config, self.policy, self.copies, run.credited)
+        self.hints = None if self.config.algorithm.hints.name == "none" else Hints(self.config, self.policy)
+        self.rollout_memory = self.hints
 
     @property
     def config(self) -> Config:
@@ -139,6 +142,8 @@ class FlowWing(Wing):
         with self.policy.call_overrides(**self.training_call):
             self.policy.start(self._typical_rows())
             likelihood_rules.check_policy(self.config, self.policy)
+            if self.hints is not None:
+                self.hints.prepare(self._typical_rows()[0])
             self.policy.offload()
             yield
 
@@ -184,14 +189,11 @@ class FlowWing(Wing):
         """Return this process's trees, whose leaves are the samples: grown by the policy, by an engine, or stored."""
         self.weights.draw_snapshot(self.config.run.seed, "bank", iteration)
         if self.source is not None:
-            return self._load_batch(self.source, iteration, groups)
+            assignment, device = self.run.assignment(iteration, groups), self.run.accelerator.device
+            return self.source.batch(groups, assignment, self.policy.sigmas, iteration=iteration, device=device)
         if self.engine is not None:
             return self._by_engine(self.engine, iteration, groups)
         return self._grow_batch(iteration, groups)
-
-    def _load_batch(self, source: Source, iteration: int, groups: Groups) -> Batch:
-        assignment, device = self.run.assignment(iteration, groups), self.run.accelerator.device
-        return source.batch(groups, assignment, self.policy.sigmas, iteration=iteration, device=device)
 
     def _plan(self, iteration: int) -> tuple[Algorithm, Sequence[Kernel], Plan]:
         """Return the axes of an iteration, the kernel of each step, and the plan of the trees."""
@@ -212,26 +214,31 @@ class FlowWing(Wing):
             state_previews = StatePreviews(config, self.policy, run.rewards)
             watched = state_previews.watch(iteration, roots)
             early = early_stop.begin(run, plan, roots, iteration=iteration, evaluate=watched)
+            growing: dict[str, Any] = {"seed": config.run.seed, "keep_means": algorithm.objective.needs_old_means}
             scoring: dict[str, Any] = {"rewards": run.rewards, "assignment": assignment, "gather": run.gather_rolled}
             scoring |= {"iteration": iteration, "micro_batch": config.train.rollout_rows, "shard": run.shard}
             tree, scores = rollout(
                 self.policy,
                 plan,
                 roots,
-                seed=config.run.seed,
-                keep_means=algorithm.objective.needs_old_means,
                 keep_graphs=self.kept_graphs.held,
                 keep_shared=algorithm.keeps_shared,
                 evaluate=watched if early is None else early.evaluate,
                 gate=early,
                 finish=self.finishing.over(watched),
+                **growing,
                 **scoring,
             )
             finished = self.finishing.finished(algorithm, tree, scores, kernels=kernels, **scoring)
             previews = state_previews.of(tree, scores, watched, leads=run.shard.leads)
-        drafts = len(self._pool(iteration, groups).own)
-        stopped, batch = None if early is None else early.stopped, partial(Batch, groups, tree, scores, drafts)
-        return batch(draft_rewards=starts.rewards, previews=previews, finished=finished, stopped=stopped)
+            drafts = len(self._pool(iteration, groups).own)
+            stopped = None if early is None else early.stopped
+            made = partial(Batch, groups, tree, scores, drafts, draft_rewards=starts.rewards)
+            batch = made(previews=previews, finished=finished, stopped=stopped)
+            if self.hints is None:
+                return batch
+            roll = partial(rollout, self.policy, plan, finish=self.finishing.over(None), **growing, **scoring)
+            return self.hints.help(batch, plan, roots, iteration=iteration, roll=roll)
 
     def _by_engine(self, engine: Engine, iteration: int, groups: Groups) -> Batch:
         """Let the engine sample this process's chains, and score the samples here."""
@@ -252,14 +259,18 @@ class FlowWing(Wing):
 
     @override
     def units(self, batch: Batch) -> CreditUnits:
-        credited = self.run.credited
-        columns = credited.columns(batch.scores.values)
-        units = self.config.algorithm.credit.units(batch.tree, columns, credited.weights)
-        return units if batch.stopped is None else batch.stopped.extend(units, batch.tree, credited)
+        credited, rule = self.run.credited, self.config.algorithm.credit
+        units = rule.units(batch.tree, credited.columns(batch.scores.values), credited.weights)
+        if batch.stopped is not None:
+            units = batch.stopped.extend(units, batch.tree, credited)
+        return units if self.hints is None else separate(units, batch.tree)
 
     @override
     def observe(self, units: CreditUnits, batch: Batch) -> dict[str, Any]:
-        """Update an adaptive tree's shape; return metrics of how drafts, cheap finishes and the engine match the policy."""
+        """Learn from the rollout for later ones: an adaptive tree's shape, the hints of each prompt.
+
+        Return the metrics of hints, and of how drafts, cheap finishes and the engine match the policy.
+        """
         run, line = self.run, dict[str, Any]()
         gather = run.collectives.gather_shards
         if self.shaping is not None:
@@ -271,6 +282,8 @@ class FlowWing(Wing):
             line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
         if units.survival is not None:
             line |= early_stop.agreement(units, run.credited.weights)
+        if batch.hinted is not None and self.hints is not None:
+            line |= self.hints.learn(gather([batch.hinted]))
         if batch.engine is not None:
             line |= batch.engine.line(run)
         return line

@@ -29,7 +29,7 @@ from flowgrpo.training.advantages.clipped_ratio import both_bounds
 from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
-from rewards.base import nearest
+from flowgrpo.training.prompts.failed_groups import check_success
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.methods.hints import Inpainting, NoHints
@@ -368,7 +368,7 @@ class TextConfig(RunConfig):
         if hints.name != "none" and (hints.tail or 0) >= self.model.length:
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
-            _check_success(hints.reward, self.reward_names)
+            check_success(hints.reward, self.reward_names)
         _ = self.ranking  # raises where no reward has its name
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
@@ -381,13 +381,3 @@ class TextConfig(RunConfig):
     def ranking(self) -> int | None:
         """Return the index of the reward by which the objective ranks good answers; None if they are not ranked."""
         return rank_index(self.algorithm.objective, self.reward_names)
-
-
-def _check_success(name: str | None, rewards: list[str]) -> None:
-    """Raise InputError if hints do not name a reward that decides whether an answer succeeds."""
-    if name is None and len(rewards) > 1:
-        raise InputError(
-            f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
-        )
-    if name is not None and name not in rewards:
-        raise InputError(f"algorithm.hints.reward: {name!r} is not one of rewards, {nearest(name, rewards)}")

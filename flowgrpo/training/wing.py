@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -77,10 +77,25 @@ class KeptGraphs:
         return
 
 
+class RolloutMemory(Protocol):
+    """Tensors that later rollouts depend on, equal on all processes."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors for a checkpoint."""
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the result of `state` from a checkpoint; raise InputError if it is another run's."""
+
+
 class Wing(ABC):
-    """The model-specific half of training: how samples are made, credited and trained on."""
+    """The model-specific half of training: how samples are made, credited and trained on.
+
+    Attributes:
+        rollout_memory: tensors that rollouts depend on; None if there are none.
+    """
 
     kept_graphs: KeptGraphs
+    rollout_memory: RolloutMemory | None = None
 
     @abstractmethod
     def rollout(self, iteration: int, groups: Groups) -> Batch:

@@ -17,7 +17,7 @@ BELOW = {
     "flowgrpo.training": "",
     "flowgrpo.training.advantages": "rewards errors schema",
     "flowgrpo.training.model_files": "rewards errors schema data",
-    "flowgrpo.training.prompts": "samplers schema data training.advantages",
+    "flowgrpo.training.prompts": "samplers rewards errors schema data training.advantages",
     "flowgrpo.training.run": "rewards errors data",
     "flowgrpo.training.distributed": "samplers errors schema training.prompts training.run",
     "flowgrpo.training.weights": (
@@ -78,7 +78,7 @@ BELOW = {
         "samplers rewards errors schema training.weights training.distributed flow.methods.credit"
     ),
     "flowgrpo.flow.methods": (
-        "samplers errors schema training.advantages training.weights flow.methods.credit "
+        "samplers errors schema training.advantages training.prompts training.weights flow.methods.credit "
         "flow.methods.objectives flow.methods.trees"
     ),
     "flowgrpo.flow.pipeline.inputs": (
@@ -176,7 +176,7 @@ BELOW = {
         "mdlm.decoding.decoders"
     ),
     "flowgrpo.mdlm.config": (
-        "rewards errors schema training.advantages training.distributed mdlm.decoding.network "
+        "rewards errors schema training.advantages training.prompts training.distributed mdlm.decoding.network "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
     "flowgrpo.mdlm.models": (

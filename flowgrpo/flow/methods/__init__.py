@@ -1,4 +1,4 @@
-"""The six axes of a method, and the choices on each: their options, defaults and mathematics."""
+"""The seven axes of a method, and the choices on each: their options, defaults and mathematics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from flowgrpo.flow.methods.credit.nested_sets import Nested
 from flowgrpo.flow.methods.credit.rules import Depthwise, DiscountedValue, Siblings, StepGain, Terminal
+from flowgrpo.flow.methods.hints import NoHints, Noised
 from flowgrpo.flow.methods.kernel_options import CPS, DDIMSDE, DanceSDE, FlowSDE, Manifold, Ode
 from flowgrpo.flow.methods.likelihood import Elbo, Trajectory
 from flowgrpo.flow.methods.objectives.matching import (
@@ -53,6 +54,7 @@ OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
 CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
     "tree": named(Chain, Window, Brush, Adaptive, Branch, BranchWindow, Twigs, Custom),
     "kernel": named(FlowSDE, DanceSDE, CPS, DDIMSDE, Manifold, Ode),
+    "hints": named(NoHints, Noised),
     "likelihood": named(Trajectory, Elbo),
     "credit": named(Terminal, Siblings, Depthwise, Nested, StepGain, DiscountedValue),
     "baseline": BASELINES,
@@ -62,6 +64,7 @@ CHOICES: Mapping[str, Mapping[str, type[Choice]]] = {
 QUESTIONS: Mapping[str, str] = {
     "tree": "which latents are visited?",
     "kernel": "how does one step move?",
+    "hints": "what helps a group that fails?",
     "likelihood": "of what, the steps or the final sample?",
     "credit": "which edge earned the reward?",
     "baseline": "compared with what?",

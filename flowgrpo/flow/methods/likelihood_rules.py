@@ -156,6 +156,20 @@ def check_run(config: Any) -> None:
         )
 
 
+def check_steps(algorithm: Any) -> None:
+    """Raise InputError if the steps of the kernel are not single ones with a log-probability, as `trajectory` needs."""
+    if algorithm.kernel.name == "ode":
+        raise InputError(
+            "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
+            "noise, flow_sde say"
+        )
+    if algorithm.kernel.solver != "euler":
+        raise InputError(
+            f"algorithm.kernel.solver: {algorithm.kernel.solver} uses the step before, and trajectory replays single steps; "
+            "take euler"
+        )
+
+
 def check_prefix(algorithm: Any) -> None:
     """Raise InputError for settings that do not fit an objective which sums log ratios along whole paths."""
     objective, pruning = algorithm.objective.name, getattr(algorithm.tree, "prune", None)

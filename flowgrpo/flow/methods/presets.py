@@ -1,4 +1,4 @@
-"""Presets: each method is a row of six choices, one on each axis, and a few numbers.
+"""Presets: each method is a row of seven choices, one on each axis, and a few numbers.
 
 To add a method, add a row. A user can replace any choice and any number. No other code may depend on the name of a
 method. The comment above a row gives its source and its numbered departures from the source: `here` is this row,
@@ -249,7 +249,8 @@ _ROWS: dict[str, PresetRow] = {
     },
 }
 
-PRESETS: dict[str, PresetRow] = {**_ROWS, **sample_presets.PRESETS}
+_NO_HINTS: PresetRow = {"hints": {"name": "none"}}
+PRESETS: dict[str, PresetRow] = {name: {**row, **_NO_HINTS} for name, row in (_ROWS | sample_presets.PRESETS).items()}
 
 # Defaults of a row for keys outside `algorithm`, used where a config does not set them.
 BESIDE = sample_presets.BESIDE

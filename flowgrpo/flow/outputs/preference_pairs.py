@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from flowgrpo.data import stored
 from flowgrpo.data.prompts import Prompt, Row
@@ -18,7 +18,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.outputs.group_sampling import of_model
-from flowgrpo.flow.pipeline.vae_encoder import encoder
+from flowgrpo.flow.pipeline.vae_encoder import encoder, fit
 from flowgrpo.training.run.phases import phase
 from rewards.compute import default_device
 
@@ -96,13 +96,11 @@ def picture(data: bytes, size: tuple[int, int], place: str) -> torch.Tensor:
 
     Raises InputError with `place` if the data are no image.
     """
-    height, width = size
     try:
         opened = Image.open(BytesIO(data)).convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{place}: not a picture ({error})") from None
-    fitted = ImageOps.fit(opened, (width, height), Image.Resampling.BICUBIC)
-    return torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(height, width, 3).movedim(2, 0) / 255
+    return fit(opened, size)
 
 
 def _pair(row: Mapping[str, Any], place: str) -> Pair:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -80,13 +81,11 @@ def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
     pipe, name = policy.pipe, type(policy.pipe).__name__
     vae = getattr(pipe, "vae", None)
     if not (hasattr(vae, "encode") and hasattr(pipe, "image_processor")):
-        raise InputError(
-            f"model.path: {name} has no VAE that encodes pictures, so preference pairs cannot be its latents"
-        )
+        raise InputError(f"model.path: {name} has no VAE that encodes pictures, so pictures cannot become its latents")
     start = policy.start([row])
     if len(start) > 1 or policy.walk.pins:
         raise InputError(
-            f"model.path: {name} works on more than the latents of one picture, so pairs cannot be encoded"
+            f"model.path: {name} works on more than the latents of one picture, so pictures cannot become its latents"
         )
     height, width = tensors(policy.decode(start, [row]))[0].shape[-2:]
     (state,) = start
@@ -124,6 +123,13 @@ def encoder(policy: DiffusersPolicy, row: Row) -> Encoder:
         latents=zeros.shape[1:],
         size=(height, width),
     )
+
+
+def fit(picture: Image.Image, size: tuple[int, int]) -> torch.Tensor:
+    """Return a picture as (3, H, W) in [0, 1], scaled and center-cropped to `size` (H, W)."""
+    height, width = size
+    fitted = ImageOps.fit(picture.convert("RGB"), (width, height), Image.Resampling.BICUBIC)
+    return torch.frombuffer(bytearray(fitted.tobytes()), dtype=torch.uint8).view(height, width, 3).movedim(2, 0) / 255
 
 
 def _mixes(name: str) -> InputError:

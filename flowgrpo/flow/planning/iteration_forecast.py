@@ -131,6 +131,18 @@ def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
     return len(states), sum(grown.nodes[leaf].root.group == 0 for leaf in grown.leaves)
 
 
+def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
+    """Return the most model rows and decoded samples that hints add to an iteration: those of hints from step 1 on."""
+    hints, train = config.algorithm.hints, config.train
+    if hints.name == "none":
+        return 0, 0
+    tree = _grow_tree(config, num_steps, 0, train.groups * train.group_size, step=1)
+    roots = config.algorithm.roots(train.group_size)
+    first = roots - int(hints.replace * roots)
+    states = {node.parent for node in tree.nodes if node.parent is not None and node.root.index >= first}
+    return len(states), sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+
+
 def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.Tensor, trained: torch.Tensor) -> Cost:
     """Return the cost of an iteration with likelihood elbo; `keep` and `trained` as in `calls_of`."""
     algorithm, likelihood = config.algorithm, config.algorithm.likelihood
@@ -169,12 +181,16 @@ def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.T
     )
 
 
-def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int) -> Tree:
-    """Grow the trees of an iteration on states with a single number each, in evaluations of at most `rows` rows."""
+def _grow_tree(config: Config, num_steps: int, iteration: int, rows: int, *, step: int = 0) -> Tree:
+    """Grow the trees of an iteration from `step` on states of a single number, in evaluations of at most `rows` rows."""
     train, algorithm = config.train, config.algorithm
     size = algorithm.roots(train.group_size)
     parts = of_roots(train, size, [size] * train.groups, seed=config.run.seed, iteration=iteration)
-    roots = [Root(group, i, None, part) for group, of_group in enumerate(parts) for i, part in enumerate(of_group)]
+    roots = [
+        Root(group, i, None, part=part, step=step)
+        for group, of_group in enumerate(parts)
+        for i, part in enumerate(of_group)
+    ]
     return grow(
         algorithm.plan(algorithm.kernel.kernels(num_steps), train.group_size, config.run.seed, iteration),
         linear_sigmas(num_steps).tolist(),

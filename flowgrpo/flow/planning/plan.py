@@ -19,10 +19,10 @@ from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
-from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, predict_cost
+from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, most_hinted, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.planning.unseen import unseen
-from flowgrpo.flow.rollouts import early_stop
+from flowgrpo.flow.rollouts import early_stop, hinted_rollout
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
@@ -70,6 +70,7 @@ def _plan(config: Config) -> dict[str, Any]:
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
     check_columns(config, stored.train_prompts(config))
     check_columns(config, held_out, config.eval.call)
+    hinted_rollout.check_pictures(config, [prompt.columns for prompt in stored.train_prompts(config)])
     call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
@@ -77,6 +78,7 @@ def _plan(config: Config) -> dict[str, Any]:
     early_stop.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
     stored_groups.check_model(config, stored_groups.load_source(config), call)
     cost = predict_cost(config, call["num_inference_steps"])
+    hinted = most_hinted(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
@@ -115,6 +117,7 @@ def _plan(config: Config) -> dict[str, Any]:
         },
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
+        "hinted": {"model_evaluations": branches * hinted[0], "decoded": hinted[1]},
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
@@ -165,6 +168,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
         "iterations from the first on"
     )
+    hinted = planned["hinted"]
+    hints = (
+        f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+    )
     held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [
         ("preset", planned["preset"]),
@@ -176,6 +183,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("early stop", stopped)] * bool(planned["config"]["algorithm"]["tree"].get("stop")),
         *[("calibration", calibration)] * bool(before["decoded"]),
         *[("comparison", comparison)] * bool(compares["every"]),
+        *[("with hints", hints)] * bool(hinted["decoded"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
         *_memory(planned),
         ("evaluation", held_out),

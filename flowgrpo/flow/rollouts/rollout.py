@@ -25,6 +25,7 @@ from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
+from samplers.kernels import State
 from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree, grow
 
 
@@ -50,6 +51,35 @@ class Finished:
     counts: dict[str, int]
     pairs: Sequence[Pair] | None = None
     decoded: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A group with hints: the step at which its hinted trees start, and the share of their samples that succeed."""
+
+    group: int
+    prompt: int
+    step: int
+    success: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hinted:
+    """What a process's hints have done in an iteration; see `flow.rollouts.hinted_rollout`.
+
+    Attributes:
+        rewards, members: rewards (E, R) and roots, as (group, index), of the samples without hints.
+        won: samples that succeeded without a hint, as (group, prompt, state).
+        samples: number of trajectories with a hint.
+        replaced: number of decoded samples that they replaced.
+    """
+
+    rewards: torch.Tensor
+    members: list[Member]
+    won: Sequence[tuple[int, int, State]]
+    trials: Sequence[Trial] = ()
+    samples: int = 0
+    replaced: int = 0
 
 
 class Drawn(Protocol):
@@ -86,13 +116,16 @@ class Batch:
     previews: Sequence[StatePreview] = ()
     finished: Finished | None = None
     stopped: Stopped | None = None
+    hinted: Hinted | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
-        """Return the rewards (E, R) of the E ends of trajectories, and the root of each end.
+        """Return the rewards (E, R) of the E ends of trajectories without hints, and the root of each end.
 
         With an early stop they are unbiased estimates for all chains; see `Stopped.outcomes`.
         """
+        if self.hinted is not None:
+            return self.hinted.rewards, self.hinted.members
         ends = trunk_ends(self.tree)
         roots = [self.tree.nodes[self.tree.leaves[end]].root for end in ends]
         if self.stopped is not None:
@@ -104,13 +137,15 @@ class Batch:
         """Return the number of decoded samples."""
         compared = 0 if self.finished is None else self.finished.decoded
         foretold = 0 if self.stopped is None else len(self.stopped.nodes)
-        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + foretold
+        replaced = 0 if self.hinted is None else self.hinted.replaced
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + foretold + replaced
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of cheap finishes and of stopped chains for the metrics."""
-        finished = {} if self.finished is None else self.finished.counts
-        return finished if self.stopped is None else finished | self.stopped.counts
+        """Return the counts of cheap finishes, of stopped chains and of hints for the metrics."""
+        hinted = {} if self.hinted is None else {"reward/hinted": self.hinted.samples}
+        parts = [each.counts for each in (self.finished, self.stopped) if each is not None]
+        return {key: count for part in (*parts, hinted) for key, count in part.items()}
 
 
 @torch.no_grad()
@@ -153,22 +188,22 @@ def walk(
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
     gate: Gate | None = None,
+    start: State | None = None,
+    address: str = "edge",
 ) -> Tree:
     """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
 
     Args:
         roots: roots of this process; their rows are `Row`s.
-        seed, iteration: first parts of every noise address.
+        seed, iteration: parts of every noise address, with the word `address` between them.
+        start: states of the roots; None: the initial states that the policy draws.
         keep_shared: whether to keep the states of nodes with several children.
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
         gate: chooses which chains go on; it needs `finish` None. None: all.
     """
-    rows = [root.row for root in roots]
-    parts = [policy.start(batch) for batch in batched(rows, micro_batch)]
-    start = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration)
+    start = start_roots(policy, roots, micro_batch) if start is None else start
+    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration, address)
     arguments = (
         plan,
         policy.sigmas,
@@ -184,9 +219,15 @@ def walk(
     return grow(*arguments, gate=gate) if finish is None else grow_and_finish(*arguments, finish=finish)
 
 
-def edge_noise(seed: int, iteration: int) -> Noise:
-    """Return the noise source for the edges of an iteration's trees."""
-    return lambda shape, *address: noise.noise(shape, seed, "edge", iteration, *address)
+def start_roots(policy: Policy, roots: Sequence[Root], micro_batch: int) -> State:
+    """Return the initial states (R, ...) of roots, in calls of at most `micro_batch` rows."""
+    parts = [policy.start(batch) for batch in batched([root.row for root in roots], micro_batch)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def edge_noise(seed: int, iteration: int, word: str = "edge") -> Noise:
+    """Return the noise source for the edges of an iteration's trees; each `word` has its own."""
+    return lambda shape, *address: noise.noise(shape, seed, word, iteration, *address)
 
 
 @torch.no_grad()

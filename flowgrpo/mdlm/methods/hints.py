@@ -74,15 +74,6 @@ def check_solutions(settings: NoHints | Inpainting, columns: Sequence[Mapping[st
         raise InputError(f"algorithm.hints.column: no training prompt has {settings.column!r}, they have {others}")
 
 
-def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list[int]:
-    """Return the groups without a successful answer, in their order.
-
-    `values` (B,) is the deciding reward of each answer; NaN, of a lost answer, counts as a failure.
-    """
-    won = {group for group, value in zip(groups, values.tolist(), strict=True) if value >= success}
-    return [group for group in dict.fromkeys(groups) if group not in won]
-
-
 def draw_hints(
     settings: Inpainting, solutions: Sequence[Tensor], *, length: int, mask_id: int, seeds: Sequence[Address]
 ) -> Tensor:

@@ -15,12 +15,13 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder, Rollout
 from flowgrpo.mdlm.methods.credit import Earned
-from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, failed_groups, replace_failed
+from flowgrpo.mdlm.methods.hints import Inpainting, draw_hints, replace_failed
 from flowgrpo.mdlm.methods.schedules.learned_schedule import Actions, SchedulePolicy, apply_actions
 from flowgrpo.mdlm.methods.trees import Branches, grow
 from flowgrpo.mdlm.policy import Completions, TextPolicy
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, Member
+from flowgrpo.training.prompts.failed_groups import failed_groups
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces

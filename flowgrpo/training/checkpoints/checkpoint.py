@@ -4,6 +4,7 @@ A checkpoint is a folder such as `step-000010`, complete or absent:
  - `weights.safetensors`: trained tensors, average and other policies
  - `versions.safetensors`: weights of earlier iterations, with `run.staleness`
  - `shard-*.safetensors`: with sharded weights, replace these two files; also hold moments; each process writes its own
+ - `rollout.safetensors`: tensors that rollouts depend on, with hints
  - `optimizer.pt`: optimizer and loss scaler
  - `random.pt`: global random states, which only plug-ins use
  - `state.json`: step, KL coefficient, prompt statistics and other small state, and a digest of each file
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
 from flowgrpo.data import tables
@@ -42,6 +44,7 @@ from rewards.memory import is_out_of_memory
 
 WHOLE = "weights.safetensors"
 VERSIONS = "versions.safetensors"
+ROLLOUT = "rollout.safetensors"
 # Prefixes of tensor names in shards: trained tensors by name, moments by parameter index, older versions by iteration.
 WEIGHTS, MOMENTS, OLDER = "weights.", "moments.", "versions."
 TAKE_AWAY = "; take it away to go on from the one before"
@@ -243,6 +246,13 @@ def _read_weights(checkpoint: Path, tensors: Mapping[str, torch.Tensor], shapes:
 def rollout_state(checkpoint: Path) -> Any:
     """Return the result of `Wing.rollout_state` in a checkpoint, or None; raise InputError if it is unreadable."""
     return _read_state(checkpoint).get("rollout")
+
+
+def rollout_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return the result of `RolloutMemory.state` in a checkpoint, {} if it has none; raise InputError if unreadable."""
+    path = checkpoint / ROLLOUT
+    with _one_sentence(checkpoint):
+        return load_file(path) if path.exists() else {}
 
 
 def baseline_memory(checkpoint: Path) -> list[float]:

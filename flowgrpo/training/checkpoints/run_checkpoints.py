@@ -65,7 +65,7 @@ class RunCheckpoints:
             raise Diverged(
                 f"stopped after step {run.done}: the trained weights are not finite", *self.advise_after_damage()
             )
-        states = run.collectives.gather([random_states.random_state()])
+        states, memory = run.collectives.gather([random_states.random_state()]), self._wing.rollout_memory
         taken = snapshot.take(
             run.done,
             weights=run.weights,
@@ -77,6 +77,7 @@ class RunCheckpoints:
             versions=run.versions,
             memory=run.memory,
             rollout=self._wing.rollout_state(),
+            tensors=memory.state() if memory is not None else {},
             own=self._wing.kept_graphs.state(),
             first=self._writer.peers.first,
         )
@@ -129,6 +130,8 @@ class RunCheckpoints:
             run.prompt_stats.restore(prompt_stats)
             run.memory = checkpoint.baseline_memory(path)
             self._wing.restore_rollout_state(checkpoint.rollout_state(path))
+            if self._wing.rollout_memory is not None:
+                self._wing.rollout_memory.restore(checkpoint.rollout_tensors(path))
             self._wing.kept_graphs.restore(checkpoint.own_state(path))
         run.accelerator.wait_for_everyone()  # all processes must have read the checkpoints before any is deleted
         kept_until = run.done or -1  # without a checkpoint, the evaluation of step 0 is repeated too

@@ -15,13 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from flowgrpo.training.checkpoints import checkpoint, digests, resume, shards
-from flowgrpo.training.checkpoints.checkpoint import MOMENTS, OLDER, VERSIONS, WEIGHTS, WHOLE
+from flowgrpo.training.checkpoints.checkpoint import MOMENTS, OLDER, ROLLOUT, VERSIONS, WEIGHTS, WHOLE
 from flowgrpo.training.distributed.agreement import Peers
 from flowgrpo.training.run.background import Background
 from flowgrpo.training.weights.policy_versions import Versions
@@ -40,6 +41,7 @@ class Snapshot:
     weights: dict[str, torch.Tensor]  # empty if they are sharded
     older: dict[str, torch.Tensor]  # weights of earlier iterations by `ITERATION.NAME`; empty if they are sharded
     older_stats: dict[str, Any]  # prompt statistics of these iterations, by iteration
+    rollout: dict[str, torch.Tensor]  # result of `RolloutMemory.state`
     shards: dict[str, torch.Tensor]  # sharded tensors and moments; names have the prefixes of `checkpoint`
 
 
@@ -55,6 +57,7 @@ def take(
     versions: Versions | None = None,
     memory: Sequence[float] = (),
     rollout: Any = None,
+    tensors: Mapping[str, torch.Tensor] = MappingProxyType({}),
     own: Any = None,
     first: bool = True,
 ) -> Snapshot:
@@ -67,6 +70,7 @@ def take(
         versions: weights of earlier iterations, for rollouts with `run.staleness`.
         memory: what the baseline remembers of all rewards; an empty one is not written.
         rollout: result of `Wing.rollout_state`; None is not written.
+        tensors: result of `RolloutMemory.state`; empty ones are not written.
         own: result of `KeptGraphs.state`; None is not written.
         first: whether this process writes whole tensors. Other processes copy only their shards.
     """
@@ -88,6 +92,7 @@ def take(
         trained, older = {}, {}
         state["versions"] = older_stats
     whole = {"optimizer": {"optimizer": moments, "scaler": scaler.state_dict()}, "weights": trained, "older": older}
+    whole["rollout"] = tensors
     return Snapshot(
         state=state,
         random_states=random_states,
@@ -189,6 +194,8 @@ def _write_whole(partial: Path, snapshot: Snapshot) -> None:
     if snapshot.older:
         stats = {"prompt_stats": json.dumps(snapshot.older_stats)}
         save_file(snapshot.older, partial / VERSIONS, metadata=stats)
+    if snapshot.rollout:
+        save_file(snapshot.rollout, partial / ROLLOUT)
     _write(partial / "optimizer.pt", snapshot.optimizer)
     _write(partial / "random.pt", snapshot.random_states)
 

@@ -48,7 +48,7 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
             assert planned["geometry"]["trained_edges"] == line["cost/trained_edges"]
             assert planned["decoded"] == line["cost/decoded"]
         assert planned["preset"] == preset
-        assert set(planned["axes"]) == {"tree", "kernel", "likelihood", "credit", "baseline", "objective"}
+        assert set(planned["axes"]) == {"tree", "kernel", "hints", "likelihood", "credit", "baseline", "objective"}
         assert planned["reward_calls"] == 8
 
 

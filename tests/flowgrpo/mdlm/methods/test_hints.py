@@ -6,7 +6,7 @@ from toy_predictor import EOS, Toy, answers
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
-from flowgrpo.mdlm.methods.hints import Inpainting, failed_groups, highest_entropy, hints, replace_failed
+from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy, hints, replace_failed
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
 
 MASK = 999
@@ -85,11 +85,6 @@ def test_of_the_given_tokens_the_least_certain_are_trained_on_and_one_at_least()
         for row, (places, number) in enumerate(zip(given, numbers, strict=True)):
             surest = sorted(places, key=lambda place, row=row: -float(entropy[row, place]))[:number]
             assert least_certain(given, share)[row].nonzero()[:, 0].tolist() == sorted(surest)
-
-
-def test_a_group_fails_where_no_answer_reaches_success():
-    values = torch.tensor([0.0, 1.0, 0.9, 0.5, torch.nan, torch.nan, 2.0], dtype=torch.float64)
-    assert failed_groups(values, [4, 4, 2, 2, 7, 7, 9], 1.0) == [2, 7]
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.5, [(0, 1), (1, 2)]), (1.0, [(0, 1), (1, 2), (2, 4)]), (0.2, [])])
