@@ -176,7 +176,7 @@ BELOW = {
         "mdlm.decoding.decoders"
     ),
     "flowgrpo.mdlm.config": (
-        "rewards errors schema training.advantages training.prompts training.distributed mdlm.decoding.network "
+        "errors schema training.advantages training.prompts training.distributed mdlm.decoding.network "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods"
     ),
     "flowgrpo.mdlm.models": (
