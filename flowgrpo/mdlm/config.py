@@ -27,6 +27,7 @@ from flowgrpo.schema.wings import AlgorithmSection, ModelSection
 from flowgrpo.training.advantages.baseline import Baseline
 from flowgrpo.training.advantages.clipped_ratio import both_bounds
 from flowgrpo.training.advantages.group_options import rank_index
+from flowgrpo.training.advantages.past_baselines import PastBaseline
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.prompts.failed_groups import check_success
@@ -216,6 +217,11 @@ class TextAlgorithm(AlgorithmSection):
                 f"algorithm.objective: {self.objective.name} moves whole answers, {credit.name} credits parts of them; "
                 f"take {' or '.join(fitting)}"
             )
+        if credit.by_token and isinstance(self.baseline, PastBaseline):
+            raise InputError(
+                f"algorithm.baseline: {self.baseline.name} compares whole answers with earlier ones, {credit.name} credits "
+                "parts of them; take group_mean or leave_one_out"
+            )
         if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
             raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
 
@@ -355,6 +361,8 @@ class TextConfig(RunConfig):
             )
         if self.algorithm.tree.name != "chain" and self.run.engine is not None:
             raise InputError("algorithm.tree: an engine decodes whole answers, take chain or leave run.engine out")
+        if self.algorithm.credit.name == "step_gain" and self.run.engine is not None:
+            raise InputError("algorithm.credit: an engine tells no predictions of single steps, take terminal")
         if self.algorithm.objective.solutions is not None and self.run.engine is not None:
             raise InputError(f"run.engine: {self.algorithm.objective.name} samples no rollouts, remove it")
         if self.run.context_parallel > 1:
@@ -373,7 +381,6 @@ class TextConfig(RunConfig):
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)
         self.algorithm.schedule.check(decoder, self.model.length)
-        self.algorithm.tree.branching(decoder)
         self.eval.decoder.build(self.model.length, 0, "eval.decoder", block_size=size)
         return self
 

@@ -15,6 +15,7 @@ from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
 from flowgrpo.mdlm.models.load import check_weights, load_predictor
+from flowgrpo.mdlm.planning.decoder_steps import training_decoder
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.training.distributed.worker_roles import assign_roles
@@ -43,10 +44,12 @@ def check(settings: TextConfig, data: RunData) -> None:
     """Check all that can be checked without the model.
 
     Raises:
-        InputError: hints are configured but no training prompt has a solution, or `model.lora.path` is no LoRA.
+        InputError: answers cannot branch where the tree says, hints are configured but no training prompt has a solution, or
+            `model.lora.path` is no LoRA.
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
+    settings.algorithm.tree.branching(training_decoder(settings))
     initial_lora.read(settings.model)
     columns = [prompt.columns for prompt in data.train_prompts]
     check_solutions(settings.algorithm.hints, columns)

@@ -210,7 +210,7 @@ BELOW = {
     ),
     "flowgrpo.mdlm.setup": (
         "rewards training.run training.distributed training.weights training.scoring training.loop "
-        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.models mdlm.trainer"
+        "mdlm.methods.schedules mdlm.methods mdlm.policy mdlm.config mdlm.models mdlm.planning mdlm.trainer"
     ),
     "flowgrpo.mdlm.outputs": (
         "rewards errors schema data training.model_files training.weights training.reports "

@@ -172,13 +172,17 @@ def decode(
     with torch.no_grad():
         for passed, span in enumerate(pairwise((START, *branching.places, END)), start=1):
             first = number - number % branching.factor**left  # the row that leads each row's branch
-            splits = left >= len(branching.places) + 1 - passed if branching.entropy is not None else left > 0
+            after = len(branching.places) - passed  # places behind this one
+            splits = left > after if branching.entropy is not None else left > 0
             for rows in (first == number).nonzero()[:, 0].split(micro_batch or len(ids)):
                 part = canvases.of(rows)
                 _fill(predictor, decoder, draws, part, rows=rows, span=span)
                 canvases.put(rows, part)
                 if branching.entropy is not None and span[1] != END:
-                    splits[rows] |= _entropy(predictor, decoder, part, span[1][0]) >= branching.entropy
+                    waits = ((left > 0) & ~splits)[rows].nonzero()[:, 0]
+                    if len(waits):
+                        entropy = _entropy(predictor, decoder, part.of(waits), span[1][0])
+                        splits[rows[waits]] = entropy >= branching.entropy
             canvases = canvases.of(first)
             splits = splits[first] & (left > 0)
             branched[splits, (branching.depth - left)[splits]] = canvases.steps[splits]

@@ -172,12 +172,14 @@ class Nested(Credit):
 class StepGain(Credit):
     """Give the tokens of a step what the model's prediction gained by them, and what later predictions earn.
 
-    MDPO (arXiv 2508.13148): with r_t the reward of the completion that is likeliest before step t, and r_S that of the
-    finished answer, step t has r_(t+1) - r_t + mean of r_(t+1) ... r_S. Steps of one number are compared in a group; with
-    group_mean and a std these are the paper's advantages, in which its constant 1 cancels. Departures:
+    MDPO (arXiv 2508.13148 and its code): with r_t the reward of the completion that is predicted before step t, and r_S
+    that of the finished answer, step t has r_(t+1) - r_t + mean of r_(t+2) ... r_S; the last step has r_S - r_(S-1) + r_S.
+    Steps of one number are compared in a group: with group_mean and a std, the code's constant 1 cancels. Departures:
 
-     1. A prediction has the likeliest token of every masked position; there drawn ones.
-     2. All steps are trained on, with weight 1; there those of the largest advantages, weighted by confidence.
+     1. A step trains the tokens that it committed; there all masked tokens of its prediction.
+     2. A prediction has the likeliest token of every masked position; there drawn ones.
+     3. All steps are trained on, with weight 1; there those of the largest advantages, with weights by the share of masked
+        tokens and by confidence.
     """
 
     name: Literal["step_gain"] = "step_gain"
@@ -191,9 +193,12 @@ class StepGain(Credit):
         at = torch.arange(most + 1)
         reward = torch.nn.functional.pad(earned.drafts, (0, 0, 0, 1), value=torch.nan)
         reward[torch.arange(count), steps] = earned.rewards
-        reward = reward.where((at <= steps[:, None])[:, :, None], 0.0)
-        later = reward.flip(1).cumsum(1).flip(1)[:, 1:] / (steps[:, None] - at[:-1]).clamp(min=1)[:, :, None]
-        gain = reward.diff(dim=1) + later  # (B, T, R)
+        known = (at <= steps[:, None])[:, :, None] & reward.isfinite()
+        # Sums and numbers of the known rewards from each step on.
+        total, number = (x.flip(1).cumsum(1).flip(1) for x in (reward.where(known, 0.0), known.double()))
+        last = (at[:-1] == steps[:, None] - 1)[:, :, None]
+        after = torch.nn.functional.pad(total / number, (0, 0, 0, 1), value=torch.nan)[:, 2:]
+        gain = reward.diff(dim=1) + reward[:, 1:].where(last, after)  # (B, T, R)
         answer, step = (at[:-1] < steps[:, None]).nonzero(as_tuple=True)
         of_edge = torch.full((count, most), -1)
         of_edge[answer, step] = torch.arange(len(answer))

@@ -80,7 +80,8 @@ class Branch(Shape):
     factor: int = Field(4, ge=2)
     """Number of branches that a branch splits into."""
     splits: list[Annotated[float, Field(gt=0, lt=1)]] = Field([0.5], min_length=1)
-    """Where branches split: shares of the decoder's steps, or of its blocks if scores decide its steps. Ascending."""
+    """Where branches split, ascending: shares of the decoder's steps; of its blocks if scores decide its steps, or with a
+    cache. In a block-causal model blocks are counted from the prompt, so that the first one may be short."""
     entropy: float | None = Field(None, ge=0)
     """Split where the model is unsure: at those of `splits`, `depth` for each answer, where the mean entropy of the block's
     masked tokens is this or more, in nats; at the last ones if it never is. null: at all."""
@@ -166,13 +167,15 @@ def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branch
 
 
 def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:
-    """Return the places at some shares of a decoder's steps, or of its blocks if it is not paced.
+    """Return the places at some shares of a decoder's steps; of its blocks if it is not paced or has a cache.
+
+    A block of a cache begins with new keys and values, so that branches need none of each other.
 
     Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
     """
     frame, blocks, committer = decoder.frame, len(decoder.region.ends), decoder.committer
     assert isinstance(committer, Committer), "every committer of the tables is a Committer"
-    of_block = committer.block_steps(frame)
+    of_block = None if decoder.cache else committer.block_steps(frame)
     parts, unit = (blocks, "blocks") if of_block is None else (frame.steps, "steps")
     at = [round(share * parts) for share in shares]
     if at != sorted({*at}) or not at[0] > 0 or at[-1] >= parts:

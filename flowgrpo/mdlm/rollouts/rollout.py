@@ -147,7 +147,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
-        drafts=_score_drafts(rewards, policy, completions, rows) if scores_drafts else None,
+        drafts=_score_drafts(rewards, policy, completions, rows, members) if scores_drafts else None,
         engine=None if rolled is None else rolled[1],
     )
     hints = config.algorithm.hints
@@ -180,28 +180,28 @@ def _score(
 
 
 def _score_drafts(
-    rewards: Sequence[Reward], policy: TextPolicy, completions: Completions, rows: Sequence[Row]
+    rewards: Sequence[Reward],
+    policy: TextPolicy,
+    completions: Completions,
+    rows: Sequence[Row],
+    members: Sequence[Member],
 ) -> Tensor:
     """Return the rewards (B, T, R) of the predictions before each step, NaN behind a row's steps.
 
-    Equal predictions of an answer are scored once.
+    Equal predictions of an answer are scored once, those of a group in one call.
     """
     rollout = completions.rollout
-    drafts = rollout.drafts[:, : int(rollout.steps.max())]
+    steps, drafts = rollout.steps.tolist(), rollout.drafts[:, : int(rollout.steps.max())]
     values = torch.full((*drafts.shape[:2], len(rewards)), torch.nan, dtype=torch.float64)
-    texts, places = list[str](), list[tuple[int, int]]()
-    asked: dict[tuple[int, str], int] = {}  # (answer, text) -> its place among those that are scored
-    for answer, row in enumerate(policy.texts(each) for each in drafts.long()):
-        for step, text in enumerate(row[: int(rollout.steps[answer])]):
-            asked.setdefault((answer, text), len(asked))
-            places.append((answer, step))
-            texts.append(text)
-    with phase("rewards"):
-        found = score(
-            rewards, [text for _, text in asked], [rows[answer] for answer, _ in asked], one_group=False
-        ).values
-    index = [asked[answer, text] for (answer, _), text in zip(places, texts, strict=True)]
-    values[tuple(torch.tensor(places).T)] = found[index]
+    for _, of_group in groupby(range(len(steps)), key=lambda answer: members[answer][0]):
+        texts: dict[tuple[int, str], list[int]] = {}  # (answer, text) -> steps before which it is predicted
+        for answer in of_group:
+            for step, text in enumerate(policy.texts(drafts[answer, : steps[answer]].long())):
+                texts.setdefault((answer, text), []).append(step)
+        with phase("rewards"):
+            scores = score(rewards, [text for _, text in texts], [rows[answer] for answer, _ in texts], one_group=False)
+        for ((answer, _), predicted), value in zip(texts.items(), scores.values, strict=True):
+            values[answer, predicted] = value
     return values
 
 

@@ -56,6 +56,10 @@ def test_gains_of_steps_teach(settings):
     ("overrides", "sentence"),
     [
         (
+            {"run__engine": {"url": "http://localhost:1"}},
+            "algorithm.credit: an engine tells no predictions of single steps",
+        ),
+        (
             {"algorithm__tree": "branch"},
             "algorithm.credit: step_gain credits the steps of single answers, take .*=chain",
         ),
@@ -190,6 +194,11 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
             r"algorithm.tree.splits: \[0.1\] are not ascending places .* 4 steps, take",
         ),
         ({"algorithm__tree__splits": [1.5]}, "algorithm.tree.splits.0"),
+        (
+            {"algorithm__decoder__cache": "dual"},
+            r"algorithm.tree.splits: .* not ascending places .* decode of 1 blocks",
+        ),
+        ({"algorithm__baseline": "tracker"}, "algorithm.baseline: tracker compares whole answers .*take group_mean or"),
         ({"algorithm__tree__depth": 1}, "algorithm.tree.depth: without algorithm.tree.entropy all splits are taken"),
         ({"algorithm__tree__entropy": 1.0}, "algorithm.tree.depth: entropy chooses some of 2 splits, take 1 to 1"),
         ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
@@ -202,4 +211,4 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
 )
 def test_what_does_not_fit_a_tree_is_refused(settings, overrides, sentence):
     with pytest.raises(InputError, match=sentence):
-        settings(**{**copy.deepcopy(TREE), **overrides})
+        run.train_config(settings(**{**copy.deepcopy(TREE), **overrides}))

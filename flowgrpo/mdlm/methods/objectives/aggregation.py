@@ -49,7 +49,7 @@ def fixed_length(scored: Tensor, advantage: Tensor, step: Tensor, reduce: Reduce
 
     So no answer is divided by its own length. From JustGRPO; in Dr. GRPO (arXiv 2503.20783) N is the number of all answers.
     """
-    answers = reduce((_by_token(advantage) != 0).any(1).sum().float())
+    answers = reduce(((_by_token(advantage) != 0) & scored).any(1).sum().float())
     return scored / (answers.clamp(min=1) * scored.shape[1])
 
 

@@ -66,11 +66,26 @@ def test_a_tree_does_not_depend_on_the_rows_that_are_decoded_together(predictor,
 
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_a_cache_changes_no_shape(predictor, cache):
-    made = decoder("low_confidence", region={"block_length": 4}, cache=cache)
-    tree = grown(predictor, made, [0.25, 0.6])
-    assert tree.branched.tolist() == [[2, 5]] * 8
-    assert not (tree.completion == MASK).any()
+def test_with_a_cache_branches_split_at_blocks_and_the_first_leaf_is_what_it_would_be_alone(predictor, cache):
+    made = decoder("low_confidence", region={"block_length": 2}, cache=cache)
+    tree, alone = grown(predictor, made, [0.3, 0.5]), decode(predictor, PROMPT[::4], made, SEEDS[::4])
+    assert tree.branched.tolist() == [[2, 4]] * 8
+    assert torch.equal(tree.completion[::4], alone.completion)
+    torch.testing.assert_close(tree.commit_logp[::4], alone.commit_logp, rtol=0, atol=1e-6)
+
+
+def test_a_block_causal_model_splits_at_its_own_blocks():
+    predictor = MaskPredictor(llama(), MASK, PAD, block_size=4)
+    for cache in (None, "prefix"):
+        made = build(
+            {"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}, LENGTH, EOS, predictor
+        )
+        tree = decode(predictor, PROMPT, made, SEEDS, branching=Branching(2, place_splits(made, [0.5], "splits"), 1))
+        alone = decode(predictor, PROMPT[::2], made, SEEDS[::2])
+        assert torch.equal(tree.completion[::2], alone.completion)
+        shared = tree.step_map < tree.branched
+        assert shared[:, :4].all()
+        assert torch.equal(tree.completion[::2][shared[::2]], tree.completion[1::2][shared[1::2]])
 
 
 def test_scores_that_decide_the_steps_split_at_blocks(predictor):

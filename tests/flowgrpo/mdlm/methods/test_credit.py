@@ -107,6 +107,16 @@ def test_a_step_has_what_the_prediction_gained_and_what_later_ones_earn():
     given = Earned(branches=chains, rollout=made, rewards=torch.tensor([[0.8], [1.0]]).double(), drafts=drafts)
     units = StepGain().units(given)
     assert units.comparison.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [0, 0], [0, 1], [0, 2]]
-    first = [0.3 + 2.0 / 4, -0.2 + 1.6 / 3, 0.4 + 1.4 / 2, 0.2 + 0.8]
-    assert units.values[:, 0].tolist() == pytest.approx([*first, 0.5 + 2.0 / 3, 0.0 + 1.5 / 2, 0.5 + 1.0])
+    # The released code's R_t - R_(t-1) + mean(R_(t+1) ...), with R_t the reward of the prediction after step t.
+    first = [0.3 + (0.2 + 0.6 + 0.8) / 3, -0.2 + (0.6 + 0.8) / 2, 0.4 + 0.8, 0.2 + 0.8]
+    assert units.values[:, 0].tolist() == pytest.approx([*first, 0.5 + (0.5 + 1.0) / 2, 0.0 + 1.0, 0.5 + 1.0])
     assert StepGain().of_tokens(units, given).tolist() == [[0, 1, 2, 3], [5, 4, 6, 6]]
+
+
+def test_a_prediction_without_a_reward_leaves_only_the_steps_beside_it_without_credit():
+    chains, made = grow([(0, 0)], 1, 0), rollout(STEPS[:1], BRANCHED[:1, :0])
+    drafts = torch.tensor([[0.1, torch.nan, 0.2, 0.6]], dtype=torch.float64)[:, :, None]
+    given = Earned(branches=chains, rollout=made, rewards=torch.tensor([[0.8]]).double(), drafts=drafts)
+    values = StepGain().units(given).values[:, 0]
+    assert values.isfinite().tolist() == [False, False, True, True]
+    assert values[2:].tolist() == pytest.approx([0.4 + 0.8, 0.2 + 0.8])
