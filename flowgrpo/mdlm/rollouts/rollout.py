@@ -147,7 +147,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
-        drafts=_score_drafts(rewards, policy, completions, rows, members) if scores_drafts else None,
+        drafts=_score_drafts(rewards, policy, completions, rows=rows, members=members) if scores_drafts else None,
         engine=None if rolled is None else rolled[1],
     )
     hints = config.algorithm.hints
@@ -183,6 +183,7 @@ def _score_drafts(
     rewards: Sequence[Reward],
     policy: TextPolicy,
     completions: Completions,
+    *,
     rows: Sequence[Row],
     members: Sequence[Member],
 ) -> Tensor:
