@@ -1,6 +1,7 @@
 """Training of language models through the command's own door, on a tiny random one that is saved to disk."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import runs
@@ -84,8 +85,13 @@ def test_nothing_has_moved_before_the_first_update(settings, preset):
 
 
 def test_the_drift_metric_sees_another_policy(settings, monkeypatch):
-    real = update.log_probs
-    monkeypatch.setattr(update, "log_probs", lambda *arguments: real(*arguments) - 0.5)
+    real = update._estimate
+
+    def shifted(*arguments):
+        found = real(*arguments)
+        return replace(found, each=found.each - 0.5)
+
+    monkeypatch.setattr(update, "_estimate", shifted)
     first = lines(run.train_config(settings(algorithm__objective__kl__beta=0.0)))[0]
     assert first["policy/max_abs_log_ratio"] == pytest.approx(0.5, abs=1e-5)
 

@@ -75,7 +75,7 @@ def test_the_page_s_method_is_drawn_as_on_the_page(place, capsys):
     told = json.loads(out)
     assert (status, told["picture"]) == (0, PICTURE)
     assert told["axes"] == {
-        "tree": "custom", "kernel": "flow_sde", "likelihood": "trajectory",
+        "tree": "custom", "kernel": "flow_sde", "hints": "none", "likelihood": "trajectory",
         "credit": "terminal", "baseline": "group_mean", "objective": "clip",
     }  # fmt: skip
     # 2 groups of 16 chains of 10 steps, of which 0, 2, 4, 6 and 8 are trained
