@@ -93,7 +93,9 @@ VARIANTS = (
     Variant("cj_grpo", _ENTROPY, _PATH, name="cj_grpo, entropy, token_mean", changes=_TOKEN_MEAN),
     Variant("trace_rl", _LEFT, _PATH, name="trace_rl, left_to_right, unmerged", changes=_UNMERGED),
     Variant("d_tree_rpo", _drawn(0.9), changes={"algorithm.tree": {"factor": 2}}),
-    *(Variant(name, _LEFT, changes=_LATE) for name in ("tempo", "spo_tree", "tree_po", "gigpo", "hgpo", "salt")),
+    *(Variant(name, _LEFT, changes=_LATE) for name in ("tempo", "spo_tree")),
+    Variant("tree_po", _LEFT, changes={**_LATE, "algorithm.baseline.combine": "sum"}),  # undivided, as the others
+    *(Variant(name, _LEFT, changes=_LATE) for name in ("gigpo", "hgpo", "salt")),
     Variant("cj_grpo", _drawn(1.0, "random"), name="cj_grpo, random, trees", changes=_TREE),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random, nested", changes=_NESTED),
     Variant("bgpo", _drawn(1.0, "random"), name="bgpo, random, temperature 1", changes=_DECODERS["random"]),

@@ -13,7 +13,7 @@ NESTED, LEAVE_ONE_OUT = {"preset": "branch_grpo", "credit": "nested"}, {"baselin
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        ({}, "baseline: credit nested compares with the mean of the others, take leave_one_out"),
+        ({}, "baseline: credit nested compares with means, take leave_one_out"),
         (
             {"preset": "tempflow", "credit": {"name": "nested", "group": 0, "siblings": 0}, **LEAVE_ONE_OUT},
             "credit: nested compares nothing, raise group, between or siblings above 0",

@@ -62,7 +62,7 @@ def backward(
     """Add the gradient of the objective on some answers to the parameters' `grad`.
 
     Args:
-        advantage: (B,) of the answers.
+        advantage: (B,) of the answers, or (B, L) of their tokens.
         group: (B,) int64 group of each answer.
         rank: (B,) reward by which the objective ranks good answers; 0 without one.
         token_weight: (B, L), see `flowgrpo.mdlm.methods.objectives.aggregation`.

@@ -89,8 +89,9 @@ class Terminal(Credit):
 class Siblings(Credit):
     """Compare each branch with those that leave the same canvas (d-TreeRPO, arXiv 2512.09675; SPO-tree, 2505.23564).
 
-    A = V(branch) - mean V of the siblings, with the baseline group_mean. The first branches of a group leave its prompt.
-    SPO-tree drops branches of advantage 0 (`baseline.drop_zero`).
+    d-TreeRPO: A = V(branch) - mean V of its other siblings, the baseline leave_one_out. SPO-tree: A = V(branch) - mean V
+    of all siblings, the value of what they leave, the baseline group_mean; it drops branches of advantage 0
+    (`baseline.drop_zero`). The first branches of all trees of a group are siblings: they leave its prompt.
     """
 
     name: Literal["siblings"] = "siblings"
@@ -132,8 +133,10 @@ class Depthwise(Credit):
 
 
 class Nested(Credit):
-    """Compare each branch with nested sets: all branches of its depth, those below ever later splits, and its siblings.
+    """Compare each branch with nested sets of branches of its depth: of the group, of earlier branches, and siblings.
 
+    Around each branch lie all branches of its depth in the group, then those of its tree, then those below the branches
+    that it goes on from, from the earliest on, and last its siblings. Sets that are the same count once.
     With the baseline leave_one_out the mean of a set leaves out the branch's own answers, so that the expected gradient is
     exact for all weights, see `training.advantages.comparison_sets.nested_leave_one_out`. With group_mean the mean includes
     them, as in GiGPO (arXiv 2505.10978), TEMPO (2509.18314), HGPO (2602.22817) and TreePO (2508.17445); the formulas of
@@ -147,6 +150,8 @@ class Nested(Credit):
     """Weight of each comparison with the branches of the depth below the same earlier branch."""
     siblings: float = Field(0.25, ge=0)
     """Weight of the comparison with the branches that leave the same canvas."""
+    growth: float = Field(0.0, ge=0)
+    """The k-th of a branch's sets, from the largest on, weighs k to this power times as much (HGPO's alpha)."""
 
     @model_validator(mode="after")
     def _some(self) -> Nested:
@@ -165,6 +170,7 @@ class Nested(Credit):
             group=self.group,
             between=self.between,
             siblings=self.siblings,
+            growth=self.growth,
             starts={line[-1] for line in paths.lines},
         )
 

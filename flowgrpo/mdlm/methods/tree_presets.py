@@ -45,6 +45,7 @@ PRESETS: dict[str, PresetRow] = {
     # d-TreeRPO: arXiv 2512.09675 and THU-BPM/d-TreeRPO: four branches leave the prompt, and four leave each half-way.
     # 1. No self-distillation towards good siblings; there its weight rises to 0.003.
     # 2. An optimizer step takes whole groups; there the branches that leave one canvas.
+    # 3. Tokens behind the end of the finished answer are left out; there those behind an end on the branch's own canvas.
     "d_tree_rpo": _row(
         {"name": "siblings", "weights": "branches"},
         {"name": "leave_one_out"},
@@ -57,23 +58,30 @@ PRESETS: dict[str, PresetRow] = {
     # TEMPO: arXiv 2509.18314, reconstructed: (r - mean) / std plus V(child) - V(parent) of standardised rewards.
     # 1. The first term is a branch's value, not its answer's reward; the sum over its answers is the same.
     # 2. The standard deviation is that of the values of all branches; there of the answers' rewards.
+    # 3. Where no other reward of the siblings is known, the first term counts twice; there the second is 0.
     "tempo": _row({"name": "nested", "group": 1.0, "siblings": 1.0}, {**_STD, "scale": 2.0}),
     # SPO-tree: arXiv 2505.23564 and AIFrameResearch/SPO, where trees are of 6 x 6 x 6 answers.
     # 1. All tokens are trained on; there only those of a probability below 0.9.
     "spo_tree": _row({"name": "siblings"}, {**_MEAN, "drop_zero": True}),
-    # TreePO: arXiv 2508.17445 and its code: a mean over levels, divided by the standard deviation of the batch.
+    # TreePO: arXiv 2508.17445 and its code: a mean over levels, whitened over the batch.
     # 1. Levels below a branch have no part in its advantage; there they add noise of mean 0 to it.
     # 2. All levels weigh alike, as in the paper; in its code a level weighs as many answers as it compares.
+    # 3. Branches weigh alike in the mean and the standard deviation of the batch; there tokens do.
     "tree_po": _row(
-        {"name": "nested", "group": 1.0, "between": 1.0, "siblings": 1.0}, {"name": "group_mean", "std": "global"}
+        {"name": "nested", "group": 1.0, "between": 1.0, "siblings": 1.0}, {**_MEAN, "combine": "decoupled"}
     ),
     # GiGPO: arXiv 2505.10978 and its code: the advantage of the answer plus that among answers from the same state.
     # 1. Rewards come at the end only, so that their discount plays no part.
+    # 2. The first term is a branch's value, not its answer's reward; the sum over its answers is the same.
+    # 3. Where no other reward of the siblings is known, the first term counts twice; there the second is 0.
     "gigpo": _row({"name": "nested", "group": 1.0, "siblings": 1.0}, {**_MEAN, "scale": 2.0}),
     # HGPO: arXiv 2602.22817, reconstructed: nested groups of longer and longer shared history, of weights k + 1.
-    "hgpo": _row({"name": "nested", "group": 1.0, "between": 2.0, "siblings": 3.0}, _STD),
-    # SALT: reconstructed, without its code: advantages of answers are averaged over the steps that they share.
-    "salt": _row({"name": "depthwise"}, _STD),
+    # 1. A group shares its first branches; there the present state and the last ones before it.
+    # 2. The standard deviation is that of the values of all branches; there of each group, or none.
+    "hgpo": _row({"name": "nested", "group": 1.0, "between": 1.0, "siblings": 1.0, "growth": 1.0}, _STD),
+    # SALT: arXiv 2510.20022, reconstructed: advantages of answers are averaged over the steps that they share.
+    # 1. The standard deviation is that of the values of all branches; there of the answers' rewards.
+    "salt": _row({"name": "nested", "group": 1.0, "siblings": 0.0}, _STD),
 }
 
 # For each preset: the loop's numbers and the sizes in its released code.

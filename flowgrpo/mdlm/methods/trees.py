@@ -71,9 +71,10 @@ class Chain(Shape):
 class Branch(Shape):
     """Trees of answers: at each split every branch goes on as `factor` branches, which share all tokens before it.
 
-    A group is one tree if `factor` to the power of the number of splits divides its size: all answers leave the prompt. The
-    steps before a split are decoded once, and with the likelihood `trajectory` trained on once. d-TreeRPO (arXiv 2512.09675)
-    splits at equal parts of the steps, into four.
+    A group has as many trees as its size holds, each with a first branch of its own; all of them leave the prompt. The steps
+    before a split are decoded once. They are also trained on once with the likelihood `trajectory` of `shrink` 1 or branch,
+    credit of branches, the objective `token_ratio` and no KL of sequences; else in every answer. d-TreeRPO (arXiv
+    2512.09675) splits at equal parts of the steps, into four.
     """
 
     name: Literal["branch"] = "branch"
@@ -94,7 +95,7 @@ class Branch(Shape):
             raise InputError(f"{PLACE}.depth: without {PLACE}.entropy all splits are taken, leave it out")
         if self.entropy is not None and not 0 < (self.depth or 0) < len(self.splits):
             most = len(self.splits) - 1
-            advice = f"take 1 to {most}" if most else "give more of them"
+            advice = ("give more of them", "take 1", f"take 1 to {most}")[min(most, 2)]
             raise InputError(f"{PLACE}.depth: entropy chooses some of {len(self.splits)} splits, {advice}")
         return self
 
@@ -129,14 +130,6 @@ class Branches:
         of_level.scatter_add_(1, self.level(rollout), rollout.commit_logp.cpu())
         total = torch.zeros(len(self.paths.parent), dtype=torch.float64)
         return total.index_put((self.edge,), of_level)  # answers of a branch have the same sum
-
-    @property
-    def leads(self) -> Tensor:
-        """(B, S + 1) int64: the first answer of the branch of each answer at each level."""
-        first = torch.zeros(len(self.paths.parent), dtype=torch.long)
-        for answer in reversed(range(len(self.edge))):
-            first[self.edge[answer]] = answer
-        return first[self.edge]
 
 
 def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branches:

@@ -26,7 +26,7 @@ from flowgrpo.training.advantages.comparison_sets import (
 from flowgrpo.training.advantages.past_rewards import PastRewards
 
 STOPPED = "algorithm.baseline: algorithm.tree.stop is without bias by leave_one_out with std: none alone, take that"
-NESTED = "algorithm.baseline: credit nested compares with the mean of the others, take leave_one_out"
+NESTED = "algorithm.baseline: credit nested compares with means, take leave_one_out, or for texts group_mean"
 
 CAUTION = 0.1  # the value in arXiv 2310.02743 for PPO
 

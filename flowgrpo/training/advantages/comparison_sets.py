@@ -71,12 +71,26 @@ class NestedSets:
     weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
     kin: Tensor  # (U, K) integers; units with equal rows are kin, which share a part of their noise
     alike: Tensor  # (U,) float64 covariance between the noise of a unit and of its kin, below 1
+    growth: float = 0.0  # the k-th different set of a unit, from the largest on, weighs k to this power times as much
 
     @classmethod
     def concatenate(cls, parts: Sequence[NestedSets], order: Tensor) -> NestedSets:
         """Concatenate the sets of several processes, and reorder the units."""
         names = ("members", "weight", "kin", "alike")
-        return cls(*(torch.cat([getattr(part, name) for part in parts])[order] for name in names))
+        joined = (torch.cat([getattr(part, name) for part in parts])[order] for name in names)
+        return cls(*joined, growth=parts[0].growth)
+
+    def weights(self, comparison: Tensor) -> Tensor:
+        """Return the weight (U, L) of each unit's levels: of levels with one set only the last counts, and weights grow."""
+        counted, inner = torch.zeros_like(self.weight), torch.zeros(len(comparison), dtype=torch.long)
+        for level in reversed(range(self.weight.shape[1])):
+            sets = torch.cat([comparison, self.members[:, level]], 1)
+            _, index, sizes = sets.unique(dim=0, return_inverse=True, return_counts=True)
+            # Sets are nested, so that two of one size are the same.
+            new = (self.weight[:, level] > 0) & (sizes[index] > inner)
+            counted[:, level] = self.weight[:, level] * new
+            inner = sizes[index].where(new, inner)
+        return counted * (counted > 0).cumsum(1).clamp(min=1).to(counted) ** self.growth
 
     def compares(self, comparison: Tensor) -> bool:
         """Return whether any two units share a set of positive weight."""
@@ -139,9 +153,9 @@ def nested_leave_one_out(
     fraction `alike` (Stein: E[V' xi] = cov(xi', xi) E[dV/dxi]) times their share of the others. The result is divided
     by 1 minus this product.
 
-    A level without another known unit is skipped, and the other weights are rescaled to sum 1. A unit that is alone at
-    all levels has advantage 0. `std` group takes the group (first column of `comparison`) at all depths, because one
-    std per depth would weigh some steps more than others. `std` global takes all units.
+    Levels with one set count once. A level without another known unit is skipped, and the other weights are rescaled to
+    sum 1. A unit that is alone at all levels has advantage 0. `std` group takes the group (first column of `comparison`)
+    at all depths, because one std per depth would weigh some steps more than others. `std` global takes all units.
     """
     _, kin, _ = set_statistics(values, torch.cat([comparison, nested.kin], 1))
 
@@ -176,13 +190,13 @@ def _over_levels(
 ) -> Tensor:
     """Return advantages (U,): the weighted mean over levels of the deviation from the set's mean times `factor`.
 
-    `factor` takes the number (U,) of others in the set.
+    `factor` takes the number (U,) of others in the set. Weights are those of `NestedSets.weights`.
     A level without another known unit is skipped; 0 for a unit that is alone at all levels.
     """
     total, weights = torch.zeros_like(values), torch.zeros_like(values)
-    for level in range(nested.weight.shape[1]):
+    for level, counted in enumerate(nested.weights(comparison).unbind(1)):
         deviation, count, _ = set_statistics(values, torch.cat([comparison, nested.members[:, level]], 1))
-        weight = nested.weight[:, level] * (count > 1)
+        weight = counted * (count > 1)
         total += weight * deviation * factor(count - 1)
         weights += weight
     deviation = (total / weights).where(weights > 0, 0.0)

@@ -100,6 +100,7 @@ def nested_units(
     group: float,
     between: float,
     siblings: float,
+    growth: float = 0.0,
     starts: Collection[int] = (),
     kin: Sequence[tuple[int, int]] | None = None,
     alike: Sequence[float] | None = None,
@@ -112,6 +113,8 @@ def nested_units(
         edges: the edges that get credit, parents before children.
         depth: largest number of families of an edge.
         group, between, siblings: weights of the comparisons with all edges of the step, with each family, with siblings.
+            Sets that are the same count once, see `NestedSets.weights`.
+        growth: see `NestedSets`.
         starts: edges whose siblings are those of all trees of the group.
         kin, alike: key and covariance of the noise that an edge shares with others, see `NestedSets`; None: none does.
     """
@@ -126,6 +129,7 @@ def nested_units(
         torch.tensor(weight, dtype=torch.float64),
         torch.tensor([(root, *own) for root, own in zip(roots, kin or [(i, 0) for i in edges], strict=True)]),
         torch.tensor(alike or [0.0] * len(edges), dtype=torch.float64),
+        growth=growth,
     )
     comparison = [(paths.group[i], paths.step[i]) for i in edges]
     units = edge_units(paths, edges, subtree_means(paths, rewards)[list(edges)], comparison)

@@ -21,10 +21,11 @@ class Nested(Credit):
     """Give each edge the mean reward of the ends below it; compare it with nested sets of edges of the same step.
 
     The sets of an edge, from large to small: all edges of the step; families, which are the edges below the same start
-    or below the same child of an earlier split; and siblings. A weight of 0 leaves a comparison out. The mean of a set
-    leaves out the edge's own leaves, see `training.advantages.comparison_sets.nested_leave_one_out`. If it included
-    them, n of N, the edge's gradient would be scaled by 1 - n / N: by 0.5 at the first split of one binary tree, by
-    0.94 at its fourth. Needs the baseline leave_one_out.
+    or below the same child of an earlier split; and siblings. A weight of 0 leaves a comparison out, and sets that are the
+    same count once. The mean of a set leaves out the edge's own leaves, see
+    `training.advantages.comparison_sets.nested_leave_one_out`. If it included them, n of N, the edge's gradient would be
+    scaled by 1 - n / N: by 0.5 at the first split of one binary tree, by 0.94 at its fourth. Needs the baseline
+    leave_one_out.
 
     With other weights, and with the own leaves in the means, it is the credit of TEMPO (arXiv 2509.18314), SPO of segments
     (arXiv 2505.23564), TreePO (arXiv 2508.17445), GiGPO (arXiv 2505.10978) and HGPO (arXiv 2602.22817).

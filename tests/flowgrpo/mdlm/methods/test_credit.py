@@ -54,13 +54,21 @@ def test_every_token_belongs_to_the_branch_of_its_step():
 
 
 def test_siblings_compare_with_the_branches_that_leave_one_canvas():
-    """d-TreeRPO: V(child) less the mean of the siblings'."""
+    """SPO-tree: V(child) less the mean of all siblings'; d-TreeRPO: of the other siblings'."""
     found = token_advantages(Siblings(), GroupMean(std="none"))
     first = [float(REWARDS[:4].mean()), float(REWARDS[4:].mean())]
     assert found[0, 0] == pytest.approx(first[0] - sum(first) / 2)
     assert found[0, 1] == pytest.approx(0.6 - first[0])
     assert found[0, 2] == found[0, 3] == pytest.approx(0.2 - 0.6)
-    assert found.sum() != 0
+    others = token_advantages(Siblings(), LeaveOneOut())
+    torch.testing.assert_close(others, 2 * found)  # of two siblings
+
+
+def test_siblings_weigh_as_their_answers_or_alike():
+    answers = torch.tensor([4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0] * 2).double()
+    alike = Siblings(weights="branches").units(earned()).weight.sort().values
+    assert (Siblings().units(earned()).weight == 1).all()  # a branch's tokens are those of each of its answers
+    torch.testing.assert_close(alike, (answers.mean() / answers).sort().values)
 
 
 def test_terminal_gives_every_token_the_reward_of_its_answer():
@@ -69,8 +77,7 @@ def test_terminal_gives_every_token_the_reward_of_its_answer():
 
 
 def test_path_weights_prefer_the_likelier_rest():
-    steps = STEPS.clone()
-    made = rollout(steps)
+    made = rollout()
     made.commit_logp[0] += 5  # the first answer's rest is the likelier
     units = Depthwise(weights="path").units(earned(made))
     below = int(units.of_edge[BRANCHES.edge[0, 1]])

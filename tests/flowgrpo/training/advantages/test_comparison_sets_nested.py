@@ -1,6 +1,7 @@
 """The mean of the others in sets within sets."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,6 +34,17 @@ def test_one_set_is_leave_one_out():
     torch.testing.assert_close(found, leave_one_out(VALUES, ONE, std="group"))
 
 
+def test_of_levels_with_one_set_the_last_counts_and_the_next_ones_grow():
+    members = torch.tensor(
+        [[[-1, -1], [0, 0], [0, 7], [1, pair], [2, pair], [3, i]] for i, pair in enumerate((0, 0, 1, 1))]
+    )
+    weight = torch.tensor([[1.0, 2.0, 0.0, 3.0, 4.0, 5.0]] * 4, dtype=torch.float64)
+    made = NestedSets(members, weight, torch.zeros(4, 1, dtype=torch.long), torch.zeros(4).double(), growth=2.0)
+    for growing, expected in ((made, [0, 2, 0, 0, 4 * 4, 5 * 9]), (replace(made, growth=0.0), [0, 2, 0, 0, 4, 5])):
+        assert growing.weights(ONE).tolist() == [expected] * 4
+    assert NestedSets.concatenate([made], torch.tensor([0, 1])).growth == 2
+
+
 def test_where_nobody_else_is_known_the_other_levels_have_the_weight():
     values = VALUES.clone()
     values[1] = math.nan
@@ -61,12 +73,15 @@ def test_the_expectation_is_the_whole_gradient_where_noises_are_alike():
     comparison = torch.arange(draws).repeat_interleave(4)[:, None]
     for weights in ([1.0, 0.0], [0.0, 1.0], [3.0, 1.0]):
         each = sets(weights, alike)
-        whole = NestedSets(*(getattr(each, n).repeat(draws, *[1] * (getattr(each, n).dim() - 1)) for n in vars(each)))
+        parts = (each.members, each.weight, each.kin, each.alike)
+        whole = NestedSets(*(part.repeat(draws, *[1] * (part.dim() - 1)) for part in parts))
         advantages = nested_leave_one_out((x + x**2 / 2).flatten(), comparison, whole).reshape(draws, 4)
         signal = (advantages * xi).mean(1)
         assert abs(signal.mean() - (1 + mean)) < 4 * signal.std() / math.sqrt(draws)
 
 
 def test_a_median_has_no_others():
-    with pytest.raises(InputError, match="credit nested compares with the mean of the others, take leave_one_out"):
+    with pytest.raises(
+        InputError, match="credit nested compares with means, take leave_one_out, or for texts group_mean"
+    ):
         Median().advantages(VALUES[:, None], torch.ones(1).double(), ONE, nested=sets([1.0, 1.0]))
