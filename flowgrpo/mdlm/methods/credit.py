@@ -137,6 +137,7 @@ class Nested(Credit):
 
     Around each branch lie all branches of its depth in the group, then those of its tree, then those below the branches
     that it goes on from, from the earliest on, and last its siblings. Sets that are the same count once.
+
     With the baseline leave_one_out the mean of a set leaves out the branch's own answers, so that the expected gradient is
     exact for all weights, see `training.advantages.comparison_sets.nested_leave_one_out`. With group_mean the mean includes
     them, as in GiGPO (arXiv 2505.10978), TEMPO (2509.18314), HGPO (2602.22817) and TreePO (2508.17445); the formulas of

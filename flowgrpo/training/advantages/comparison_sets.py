@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
@@ -71,6 +71,7 @@ class NestedSets:
     weight: Tensor  # (U, L) float64 weight of each level; 0 where a unit has no such level
     kin: Tensor  # (U, K) integers; units with equal rows are kin, which share a part of their noise
     alike: Tensor  # (U,) float64 covariance between the noise of a unit and of its kin, below 1
+    _: KW_ONLY
     growth: float = 0.0  # the k-th different set of a unit, from the largest on, weighs k to this power times as much
 
     @classmethod

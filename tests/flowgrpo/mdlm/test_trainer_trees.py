@@ -93,7 +93,7 @@ def test_shared_tokens_are_evaluated_once_and_weigh_as_in_every_answer(settings,
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm__decoder__eos_early_stop": True, "model__length": 8},
+        {"model__length": 8, "algorithm__decoder": {"eos_early_stop": True, "region": {"block_length": 2}}},
         {
             "model__attention": "block",
             "model__block_size": 4,
