@@ -52,6 +52,21 @@ def test_gains_of_steps_teach(settings):
     assert (done.folder / "trees.html").is_file()
 
 
+def test_predictions_are_not_kept_after_they_are_scored(settings, monkeypatch):
+    met = []
+    real = trainer.update_batches
+
+    def update_batches(*arguments, **options):
+        met.append(arguments[3])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "update_batches", update_batches)
+    run.train_config(settings(**{**GAIN, "train__iterations": 1, "train__updates": 1}))
+    (batch,) = met
+    assert batch.drafts.shape == (32, 4, 1)
+    assert batch.completions.rollout.drafts.untyped_storage().nbytes() == 0
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
