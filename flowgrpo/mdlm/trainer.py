@@ -105,6 +105,7 @@ class TextWing(Wing):
             run.train_prompts,
             decoder=lambda count: self._typical(self.decoder, count),
             likelihood=algorithm.likelihood,
+            drafts=algorithm.credit.name == "step_gain",
             held_out=run.held_out,
             eval_decoder=None if self.config.eval.decoder == algorithm.decoder else self._evaluated_by,
         )

@@ -81,6 +81,14 @@ class Decoder:
         return not (tempered or cut or self.guided or aged)
 
     @property
+    def most_steps(self) -> int:
+        """Return the most steps that a row takes, for blocks that begin with the completion."""
+        waits = self.region.narrow and getattr(
+            self.committer, "paced", True
+        )  # after its steps a window fills by itself
+        return self.frame.steps + (self.region.length if waits else 0)
+
+    @property
     def hidden_layers(self) -> int:
         """Number of hidden states that the scorer reads."""
         return getattr(self.scorer, "hidden_layers", 0)
@@ -161,11 +169,9 @@ def decode(
         raise InputError(f"seeds: {len(seeds)} for {len(ids)} prompts")
     if len(ids) % branching.leaves:
         raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
-    width = decoder.region.length
-    draws = None if seeds is None else Draws(seeds, width, ids.device)
-    canvases = _Canvases.empty(
-        ids, mask, prompt=prompt.shape[1], most_drafts=max(decoder.frame.steps, width) if drafts else 0
-    )
+    draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
+    most_drafts = decoder.most_steps if drafts else 0
+    canvases = _Canvases.empty(ids, mask, prompt=prompt.shape[1], most_drafts=most_drafts)
     number = torch.arange(len(ids), device=ids.device)
     left = torch.full_like(number, branching.depth)  # splits that each row has still before it
     branched = ids.new_zeros(len(ids), branching.depth)
@@ -340,11 +346,9 @@ def _step(
     if drafts:
         masked = draft == predictor.mask_id
         masked[:, : step.start] = False
-        draft = draft.masked_scatter(masked, logits[masked[:, step.start :]].argmax(-1))
+        draft = draft.masked_scatter(masked, _allowed(decoder, logits[masked[:, step.start :]]).argmax(-1))
         logits = logits[:, :width]
-    logits = logits[step.place]  # (N, V)
-    if decoder.suppressed:
-        logits = logits.index_fill(-1, torch.tensor(decoder.suppressed, device=logits.device), -torch.inf)
+    logits = _allowed(decoder, logits[step.place])  # (N, V)
     proposed = decoder.proposal(step, logits)
     scores = decoder.scorer(step, proposed)
     for modifier in decoder.modifiers:
@@ -352,3 +356,10 @@ def _step(
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
     table[step.place] = scores
     return proposed, decoder.committer(step, table) & step.open, draft
+
+
+def _allowed(decoder: Decoder, logits: Tensor) -> Tensor:
+    """Return logits (N, V) with -inf for the tokens that the decoder suppresses."""
+    if not decoder.suppressed:
+        return logits
+    return logits.index_fill(-1, torch.tensor(decoder.suppressed, device=logits.device), -torch.inf)

@@ -1,8 +1,9 @@
 """Model evaluations of one iteration of each preset, and the gain that was measured for 20,000 of them.
 
 `COSTS` are the numbers of `flowgrpo plan` for one prompt: 8 answers of 32 tokens, written one token a step, in one pass
-of one update. Those of igpo are the most, if its group fails; so is the update of espo, whose views may be empty. `GAINS`
-are the gain of accuracy and its error on the model `digits` (docs/mdlm.md).
+of one update. Those of igpo are the most, if its group fails; so are the updates of espo, whose views may be empty, and of
+d_tree_rpo, whose answers may end at different tokens. `GAINS` are the gain of accuracy and its error on the model `digits`
+(docs/mdlm.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COSTS: dict[str, tuple[int, ...]] = {
     "trace_rl": (256, 32),
     "ebpo": (256, 128),
     "co_grpo": (256, 256),
-    "d_tree_rpo": (160, 20),
+    "d_tree_rpo": (160, 32),
     "tempo": (176, 176),
     "spo_tree": (176, 176),
     "tree_po": (176, 176),

@@ -25,6 +25,9 @@ class DecodingCost:
     commits: int  # steps that commit a token; in a block-causal model the most of one block
     branches: int  # model evaluations of a step: 2 with guidance
     fixed: bool  # whether all answers take the same number of steps
+    # Tokens that each step commits, by block; if not `fixed`, more steps and tokens than any answer has. None if blocks are
+    # counted from the prompt's first token.
+    blocks: tuple[tuple[int, ...], ...] | None
     block_size: int | None = None  # tokens of a block of a block-causal model
 
     @property
@@ -68,44 +71,57 @@ def count_decoder_steps(decoder: Decoder) -> DecodingCost:
     In a block-causal model the steps may depend on where the prompt ends within its block; the largest number counts.
     """
     committer, region = decoder.committer, decoder.region
-    narrow = region.window is not None and any(end - start > region.window for start, end in region.blocks)
     counted = isinstance(committer, Even | Ascending) or (
         isinstance(committer, Remaining) and not isinstance(committer.ratio, Chosen)
     )
-    counted, branches = counted and not narrow, 2 if decoder.guided else 1
+    counted, branches = counted and not region.narrow, 2 if decoder.guided else 1
     fixed = counted and decoder.stop_id is None
 
-    def of_block(size: int, block: int = 0) -> tuple[int, int]:
-        return _count_steps(decoder, block, size) if counted else _bound_steps(decoder, size, narrow)
+    def of_block(size: int, block: int = 0) -> tuple[int, ...]:
+        return _count_tokens(decoder, block, size) if counted else _bound_tokens(decoder, size)
 
     if region.counted is None:
-        blocks = [of_block(end - start, block) for block, (start, end) in enumerate(region.blocks)]
-        steps, commits = (sum(each) for each in zip(*blocks, strict=True))
-        return DecodingCost(steps=steps, commits=commits, branches=branches, fixed=fixed)
+        blocks = tuple(of_block(end - start, block) for block, (start, end) in enumerate(region.blocks))
+        return DecodingCost(
+            steps=sum(map(len, blocks)),
+            commits=sum(
+                _commits(tokens, end - start) for tokens, (start, end) in zip(blocks, region.blocks, strict=True)
+            ),
+            branches=branches,
+            fixed=fixed,
+            blocks=blocks,
+        )
     sizes = [of_block(size) for size in range(region.counted + 1)]
     lengths = torch.stack(
         [end - start for start, end in region.parts(torch.arange(region.counted))]
     )  # (parts, offsets)
-    by_offset = [sum(sizes[size][0] for size in parts) for parts in lengths.T.tolist()]
+    by_offset = [sum(len(sizes[size]) for size in parts) for parts in lengths.T.tolist()]
     return DecodingCost(
         steps=max(by_offset),
-        commits=sizes[region.counted][1] * ((region.block_size or region.counted) // region.counted),
+        commits=_commits(sizes[region.counted], region.counted)
+        * ((region.block_size or region.counted) // region.counted),
         branches=branches,
         fixed=fixed and min(by_offset) == max(by_offset),
+        blocks=None,
         block_size=region.block_size,
     )
 
 
-def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
-    """Run the committer on equal scores; return the steps and commits of a block of `size` tokens."""
-    masked, steps, commits = torch.ones(1, size, dtype=torch.bool), 0, 0
+def _commits(tokens: tuple[int, ...], size: int) -> int:
+    """Return how many steps commit some of the `size` tokens of a block, at most."""
+    return min(sum(count > 0 for count in tokens), size)
+
+
+def _count_tokens(decoder: Decoder, block: int, size: int) -> tuple[int, ...]:
+    """Run the committer on equal scores; return how many of the `size` tokens of a block each step commits."""
+    masked, tokens = torch.ones(1, size, dtype=torch.bool), list[int]()
     ids = torch.zeros(1, decoder.region.length, dtype=torch.long)
     while masked.any():
         step = DecodeStep(
             frame=decoder.frame,
             row=torch.zeros(1, dtype=torch.long),
-            index=torch.tensor([steps]),
-            in_block=steps,
+            index=torch.tensor([len(tokens)]),
+            in_block=len(tokens),
             block_masks=torch.tensor([decoder.region.counted or size]),
             block=block,
             start=0,
@@ -116,14 +132,14 @@ def _count_steps(decoder: Decoder, block: int, size: int) -> tuple[int, int]:
         )
         chosen = masked & decoder.committer(step, torch.zeros(masked.shape).masked_fill(~masked, -torch.inf))
         masked = masked & ~chosen
-        steps, commits = steps + 1, commits + int(chosen.any())
-    return steps, commits
+        tokens.append(int(chosen.sum()))
+    return tuple(tokens)
 
 
-def _bound_steps(decoder: Decoder, size: int, narrow: bool) -> tuple[int, int]:
-    """Return bounds of the steps and commits of a block of `size` tokens: `size`, unless the committer bounds its steps."""
+def _bound_tokens(decoder: Decoder, size: int) -> tuple[int, ...]:
+    """Return `size` for each step of a block of `size` tokens: `size` steps, unless the committer bounds its steps."""
     committer = decoder.committer
     assert isinstance(committer, Committer), "every committer of the tables is a Committer"
     bound = committer.block_steps(decoder.frame)
-    steps = 0 if size == 0 else size if bound is None else size + bound if narrow else bound
-    return steps, min(steps, size)
+    steps = 0 if size == 0 else size if bound is None else size + bound if decoder.region.narrow else bound
+    return (size,) * steps

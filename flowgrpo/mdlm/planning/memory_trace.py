@@ -67,9 +67,10 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     predictor = _UnprobedPredictor(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    decode, operations = _measure_decoding(meta, predictor, training, ids)
+    drafts = config.algorithm.credit.name == "step_gain"
+    decode, operations = _measure_decoding(meta, predictor, training, ids, drafts=drafts)
     evaluate, evaluate_operations = None, operations
-    if _work(training) != _work(evaluation):
+    if _work(training, drafts=drafts) != _work(evaluation):
         evaluate, evaluate_operations = _measure_decoding(meta, predictor, evaluation, ids)
     meta.with_gradients([network])
     update, checkpointed, forward = Peaks(), None, (0, 0)
@@ -95,20 +96,27 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     )
 
 
-def _work(decoder: Decoder) -> tuple[object, ...]:
+def _work(decoder: Decoder, *, drafts: bool = False) -> tuple[object, ...]:
     """Return a key: decoders with equal keys have steps of equal memory and operations."""
     steps = count_decoder_steps(decoder).steps if decoder.cache else None
-    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, decoder.region.blocks, decoder.region.counted
+    region = decoder.region
+    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, region.blocks, region.counted, drafts
 
 
 @torch.no_grad()
 def _measure_decoding(
-    meta: MetaNetworks, predictor: _UnprobedPredictor, decoder: Decoder, ids: torch.Tensor
+    meta: MetaNetworks,
+    predictor: _UnprobedPredictor,
+    decoder: Decoder,
+    ids: torch.Tensor,
+    *,
+    drafts: bool = False,
 ) -> tuple[Peaks, int]:
     """Return the peak memory of a decoder's steps, and the mean operations of a step.
 
     Only the first and the last block are measured; only the last, if every step evaluates the whole canvas. With a cache
-    the first step of a block computes more than its later ones, so two steps of each block are measured.
+    the first step of a block computes more than its later ones, so two steps of each block are measured. With `drafts` a
+    step has the logits of all columns from its block on, and the answer's predictions are recorded.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
@@ -117,13 +125,16 @@ def _measure_decoding(
     if decoder.cache is not None:
         predictor.form = Form("4d")
     cache = build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
-    ends = [blocks[0], blocks[-1]] if cache is not None or predictor.block_size is not None else [blocks[-1]]
+    differ = cache is not None or predictor.block_size is not None or drafts
+    ends = [blocks[0], blocks[-1]] if differ else [blocks[-1]]
     steps = list(ends) if cache is None else [block for block in dict.fromkeys(ends) for _ in range(2)]
     if cache is not None and predictor.block_size is not None and len(blocks) > 2:
         steps.insert(2, blocks[-2])  # so that the cache holds the block before the last when the last begins
     operations: dict[tuple[int, int], list[int]] = defaultdict(list)
     with meta.phase() as live, meta.inside():
-        for start, stop in steps:
+        recorded = torch.zeros(1, decoder.most_steps if drafts else 0, decoder.region.length, dtype=torch.int32)
+        for start, end in steps:
+            stop = ids.shape[1] if drafts else end
             hidden, before = (), live.operations
             if cache is not None:
                 logits = cache.logits(ids, mask, torch.tensor([0]), start=start, stop=stop)
@@ -132,13 +143,16 @@ def _measure_decoding(
             else:
                 layers = decoder.hidden_layers
                 logits, hidden = predictor.logits_and_hidden(ids, None, start=start, stop=stop, layers=layers)
+            if drafts:
+                logits.flatten(0, 1).clone().argmax(-1)  # of the masked columns, at first of all
+                logits = logits[:, : end - start]
             logits.log_softmax(-1).exp().argmax(-1)  # as scorers and proposals do
             del logits, hidden
-            if (start, stop) in ends:
+            if (start, end) in ends:
                 peaks |= live.peaks
-                operations[start, stop].append(live.operations - before)
+                operations[start, end].append(live.operations - before)
             live.lower()
-        del cache
+        del cache, recorded
     predictor.form = plain
     later = max(count_decoder_steps(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
     means = [(first + later * rest[0]) / (1 + later) if rest else first for first, *rest in operations.values()]

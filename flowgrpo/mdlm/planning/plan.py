@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from flowgrpo.data import known, prompts
 from flowgrpo.mdlm.config import TextConfig
-from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.rules.commit_rules import Committer
+from flowgrpo.mdlm.decoding.tokens.branching import Branching
 from flowgrpo.mdlm.methods import CHOICES
 from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
@@ -35,6 +32,7 @@ from flowgrpo.mdlm.planning.decoder_steps import (
     evaluation_decoder,
     training_decoder,
 )
+from flowgrpo.mdlm.planning.tree_cost import count_levels, count_rollout, count_shared_views
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
@@ -83,9 +81,8 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = count_decoder_steps(evaluation_decoder(config))
     samples = train.groups * train.group_size
-    asked = samples if algorithm.hints.name == "none" else 2 * samples
-    if algorithm.credit.name == "step_gain":
-        asked += samples * walk.steps
+    hinted, gains = algorithm.hints.name != "none", algorithm.credit.name == "step_gain"
+    asked = samples * (1 + hinted + gains * walk.steps)
     return {
         "preset": algorithm.preset,
         "axes": {axis: getattr(algorithm, axis).name for axis in AXES},
@@ -108,7 +105,11 @@ def _plan(config: TextConfig) -> dict[str, Any]:
         },
         "model_evaluations": {"rollout": cost.rollout, "update": cost.update},
         "with_gradient": cost.with_gradient,
-        "at_most": {"rollout": not cost.rollout_fixed, "update": not cost.update_fixed},
+        "at_most": {
+            "rollout": not cost.rollout_fixed,
+            "update": not cost.update_fixed,
+            "reward_calls": hinted or gains,  # for failed groups only; once for equal predictions
+        },
         "decoded": samples,
         "reward_calls": asked * len(config.rewards),
         "evaluation": {
@@ -131,6 +132,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
     evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
+    calls = _bounded(planned["reward_calls"], planned["at_most"]["reward_calls"])
     on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
     return [
         ("preset", planned["preset"]),
@@ -144,7 +146,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
-        ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
+        ("decoded", f"{planned['decoded']}, {calls} reward calls"),
         ("memory", f"{on_device}, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
         ("evaluation", f"{evaluations} model evaluations, {evaluation['decoded']} decoded, each time"),
     ]
@@ -177,16 +179,19 @@ def predict_cost(config: TextConfig) -> Cost:
     decoder = training_decoder(config)
     walk = count_decoder_steps(decoder)
     samples, local = train.groups * train.group_size, config.run.engine is None
-    share, share_fixed = _share(config, decoder, walk.steps)
+    split = algorithm.tree.branching(decoder)
+    trees = samples // split.leaves
     # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
-    rollout = (
-        round(samples * share * walk.evaluations) if local else samples * scores_engine(config, decoder) * walk.steps
-    )
-    rollout_fixed = walk.fixed and share_fixed if local else rollout == 0
+    if local:
+        of_tree, rollout_fixed = count_rollout(walk, split)
+        rollout = trees * of_tree
+    else:
+        rollout = samples * scores_engine(config, decoder) * walk.steps
+        rollout_fixed = rollout == 0
     if algorithm.objective.solutions is not None:
         rollout, rollout_fixed = 0, True
     trained, all_trained = _trained_answers(config)
-    views, slopes, views_fixed = _views(config, walk)
+    views, slopes, views_fixed = _views(config, walk, split)
     own = algorithm.objective.solutions is None
     moves = train.passes * train.updates > 1 or algorithm.needs_old
     old = own and ((moves and not likelihood.recorded(decoder)) or algorithm.needs_entropy)
@@ -194,8 +199,9 @@ def predict_cost(config: TextConfig) -> Cost:
     mask_draws = 1 if likelihood.fixed else train.passes
     of_answers = trained * views
     if algorithm.trains_branches_once:
-        share, share_fixed = _share(config, decoder, views)
-        of_answers, views_fixed = round(samples * share * views), views_fixed and share_fixed
+        shared = count_shared_views(walk, split, likelihood)
+        of_answers = samples * views if shared is None else min(samples * views, trees * shared)
+        views_fixed = views_fixed and shared is not None and split.entropy is None
     learning = of_answers * train.passes
     update = learning * slopes + of_answers * mask_draws * (old + reference)
     if getattr(algorithm.objective, "balance", None) is not None and moves:
@@ -215,28 +221,6 @@ def predict_cost(config: TextConfig) -> Cost:
     )
 
 
-def _share(config: TextConfig, decoder: Decoder, steps: int) -> tuple[Fraction, bool]:
-    """Return the share of an answer's steps that are its own in a tree, and whether it is exact, not an upper bound.
-
-    A step that n answers share counts 1 / n for each. Where scores or prompts decide when a branch splits, it is 1.
-    """
-    split, committer = config.algorithm.tree.branching(decoder), decoder.committer
-    if split.leaves == 1:
-        return Fraction(1), True
-    assert isinstance(committer, Committer), "every committer of the tables is a Committer"
-    of_block = committer.block_steps(decoder.frame)
-    if split.entropy is not None:  # one more evaluation of a branch at each place
-        return Fraction(1) + Fraction(len(split.places), steps), False
-    if steps == split.depth + 1:  # one step a branch
-        borders = list(range(steps + 1))
-    elif of_block is None or decoder.region.counted is not None:
-        return Fraction(1), False
-    else:
-        borders = [0, *(block * of_block + step for block, step in split.places), steps]
-    own = sum((last - first) * split.factor**level for level, (first, last) in enumerate(pairwise(borders)))
-    return Fraction(own, split.leaves * steps), True
-
-
 def forwards(config: TextConfig) -> int:
     """Return the cost of an iteration in forward passes; an evaluation in the update counts as `BACKWARD` of them."""
     cost = predict_cost(config)
@@ -244,25 +228,32 @@ def forwards(config: TextConfig) -> int:
 
 
 def _trained_answers(config: TextConfig) -> tuple[int, bool]:
-    """Return the number of trained answers of an iteration, and whether it is exact."""
+    """Return the number of trained answers of an iteration, at most, and whether it is exact.
+
+    If the tokens of an answer are compared apart, a selection of units may leave tokens in every answer.
+    """
     train, select = config.train, config.train.select
     samples = train.groups * train.group_size
     exact = config.algorithm.baseline.drops is None
     if select is None:
         return samples, exact
-    if config.prompts.pick.budget != "equal":  # groups of unequal size round unequally
+    if (
+        config.algorithm.credit.by_token or config.prompts.pick.budget != "equal"
+    ):  # groups of unequal size round unequally
         return samples, False
+    fraction, exact = max(select.fraction, select.end or 0.0), exact and select.end in (None, select.fraction)
     if select.across == "batch":
-        return min(samples, max(2, round(select.fraction * samples))), exact
-    return train.groups * min(train.group_size, max(2, round(select.fraction * train.group_size))), exact
+        return min(samples, max(2, round(fraction * samples))), exact
+    return train.groups * min(train.group_size, max(2, round(fraction * train.group_size))), exact
 
 
-def _views(config: TextConfig, walk: DecodingCost) -> tuple[int, int, bool]:
+def _views(config: TextConfig, walk: DecodingCost, split: Branching) -> tuple[int, int, bool]:
     """Return the number of views of an answer, evaluations of a view for its gradient (1 or 2), and if both are exact."""
     likelihood, objective, length = config.algorithm.likelihood, config.algorithm.objective, config.model.length
     in_order = likelihood.name in ("autoregressive", "trajectory")  # many views, none random
     if likelihood.by_branch:
-        walk = replace(walk, commits=config.algorithm.tree.branching(training_decoder(config)).depth + 1)
+        levels, exact = count_levels(walk, split)
+        walk = replace(walk, commits=levels, fixed=exact)
     views = likelihood.views(_answers(1 if in_order else ANSWERS, length, walk))
     count, separable = len(views.weight), objective.separable(views)
     together = config.train.part_rows // config.run.shards if objective.couples else 1  # answers of a backward pass

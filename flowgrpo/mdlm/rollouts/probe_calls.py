@@ -26,6 +26,7 @@ def probe_calls(
     *,
     decoder: Callable[[int], Decoder],
     likelihood: Likelihood,
+    drafts: bool,
     held_out: Sequence[Prompt] = (),
     eval_decoder: Callable[[int], Decoder] | None = None,
 ) -> ProbeCalls:
@@ -33,20 +34,22 @@ def probe_calls(
 
     A rollout call decodes the whole answer, because caches, guidance and the number of open tokens change its memory. The
     longest prompt of this process's `held_out` is tried too if it is longer or has another decoder (`eval_decoder`): it must
-    fit, but its time does not count.
+    fit, but its time does not count. With `drafts` rollouts record the model's predictions, see `decode`.
     """
 
     def length(text: str) -> int:
         return len(policy.tokens(text))
 
-    def decoding(text: str, of: Callable[[int], Decoder]) -> Callable[[int], object]:
-        return lambda count: policy.generate([text] * count, of(count), [("probe", i) for i in range(count)], count)
+    def decoding(text: str, of: Callable[[int], Decoder], *, drafts: bool) -> Callable[[int], object]:
+        return lambda count: policy.generate(
+            [text] * count, of(count), [("probe", i) for i in range(count)], count, drafts=drafts
+        )
 
     longest = max((prompt.text for prompt in prompts), key=length)
     evaluated = max((prompt.text for prompt in held_out), key=length, default=None)
     evaluations = []
     if evaluated is not None and (eval_decoder is not None or length(evaluated) > length(longest)):
-        evaluations = [Timed(0, decoding(evaluated, eval_decoder or decoder))]
+        evaluations = [Timed(0, decoding(evaluated, eval_decoder or decoder, drafts=False))]
 
     rollout = policy.generate([longest], decoder(1), [("probe", 0)], 1).rollout
 
@@ -70,4 +73,5 @@ def probe_calls(
         weights.lockstep.backward(log_probs(policy.predictor, answers, views, call).sum())
 
     of_answer = int(viewed(1)[1].scored.any(2).sum())
-    return ProbeCalls(rollout=[Timed(1, decoding(longest, decoder)), *evaluations], update=[Timed(of_answer, learn)])
+    rollouts = [Timed(1, decoding(longest, decoder, drafts=drafts)), *evaluations]
+    return ProbeCalls(rollout=rollouts, update=[Timed(of_answer, learn)])

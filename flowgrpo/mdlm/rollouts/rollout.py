@@ -135,6 +135,11 @@ def rollout(
     else:
         completions = Completions(rolled[0], policy.texts(rolled[0].completion))
     scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
+    drafts = None
+    if scores_drafts:
+        drafts = _score_drafts(rewards, policy, completions, rows=rows, members=members)
+        lean = replace(completions.rollout, drafts=completions.rollout.drafts[:, :0].clone())  # the update needs none
+        completions = replace(completions, rollout=lean)
     batch = Batch(
         iteration=iteration,
         groups=groups,
@@ -147,7 +152,7 @@ def rollout(
         actions=actions,
         unhelped=scores.values,
         hinted=None,
-        drafts=_score_drafts(rewards, policy, completions, rows=rows, members=members) if scores_drafts else None,
+        drafts=drafts,
         engine=None if rolled is None else rolled[1],
     )
     hints = config.algorithm.hints

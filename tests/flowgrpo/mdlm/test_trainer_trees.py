@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm import trainer, update
-from flowgrpo.mdlm.planning.plan import plan, predict_cost
+from flowgrpo.mdlm.planning.plan import plan, predict_cost, table
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 TREE = {
@@ -50,6 +50,21 @@ def test_gains_of_steps_teach(settings):
     rewards = [line["reward/mean"] for line in metrics(done.folder)]
     assert sum(rewards[-3:]) > sum(rewards[:3])
     assert (done.folder / "trees.html").is_file()
+
+
+def test_predictions_are_not_kept_after_they_are_scored(settings, monkeypatch):
+    met = []
+    real = trainer.update_batches
+
+    def update_batches(*arguments, **options):
+        met.append(arguments[3])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "update_batches", update_batches)
+    run.train_config(settings(**{**GAIN, "train__iterations": 1, "train__updates": 1}))
+    (batch,) = met
+    assert batch.drafts.shape == (32, 4, 1)
+    assert batch.completions.rollout.drafts.untyped_storage().nbytes() == 0
 
 
 @pytest.mark.parametrize(
@@ -130,6 +145,74 @@ def test_a_tree_costs_what_was_planned(settings, changes):
     assert cost.rollout == line["cost/rollout_evaluations"] < 32 * 4
     assert cost.update == line["cost/update_evaluations"]
     assert plan(chosen)["geometry"]["roots"] == 2
+
+
+CANVAS = {"algorithm__likelihood__scope": "canvas"}
+HALF = {"algorithm__tree": {"name": "branch", "factor": 2, "splits": [0.5]}}
+QUARTERS = {"algorithm__tree": {"name": "branch", "factor": 2, "splits": [0.25, 0.75]}}
+ENTROPY = {"name": "branch", "factor": 2, "splits": [0.25, 0.5, 0.75], "depth": 2, "entropy": 2.05}
+ASCENDING = {"name": "low_confidence", "steps": 8, "region": {"name": "ascending", "blocks": 2}}
+BY_BRANCH = {"algorithm__preset": "d_tree_rpo", "algorithm__credit": "siblings", "model__length": 8}
+ONE_STEP = {"algorithm__likelihood": "one_step", "algorithm__credit": "siblings"}
+
+# overrides, and whether the counts of the rollout and of the update are exact
+COSTS = [
+    ({**CANVAS, **HALF, "algorithm__decoder": "entropy"}, (True, True)),  # some of its steps commit nothing
+    ({**CANVAS, **QUARTERS, "algorithm__decoder": "entropy", "model__length": 8}, (True, True)),
+    # the first block, of three tokens, takes three of its four steps
+    ({**CANVAS, **HALF, "algorithm__decoder": ASCENDING, "model__length": 8}, (True, True)),
+    ({**CANVAS, **HALF, "algorithm__decoder": {"name": "threshold", "region": {"block_length": 2}}}, (False, False)),
+    ({**CANVAS, **HALF, "algorithm__decoder__steps": 2, "model__length": 8}, (True, True)),
+    (
+        {**HALF, "algorithm__likelihood__scope": "eos", "algorithm__decoder__steps": 2, "model__length": 8},
+        (True, False),
+    ),
+    ({**BY_BRANCH, **CANVAS}, (True, True)),
+    ({**BY_BRANCH, **HALF, "algorithm__likelihood__scope": "eos"}, (True, False)),
+    # both tokens are written behind the split
+    ({**BY_BRANCH, **CANVAS, **HALF, "algorithm__decoder": "entropy", "model__length": 2}, (True, True)),
+    ({**CANVAS, "algorithm__tree": ENTROPY}, (False, False)),
+    ({**BY_BRANCH, **CANVAS, "algorithm__tree": ENTROPY}, (False, False)),
+    ({**ONE_STEP, "train__select": {"fraction": 0.5}}, (True, False)),
+    (
+        {**ONE_STEP, "algorithm__credit": "depthwise", "train__select__fraction": 0.25, "train__group_size": 16},
+        (True, False),
+    ),
+    ({**ONE_STEP, "algorithm__credit": "terminal", "train__select": {"fraction": 0.5}}, (True, True)),
+    ({**ONE_STEP, "algorithm__credit": "terminal", "train__select": {"fraction": 0.25, "end": 1.0}}, (True, False)),
+    ({**CANVAS, "train__select": {"fraction": 0.5}}, (True, False)),
+    ({**CANVAS, "algorithm__baseline__drop_zero": True}, (True, False)),
+]
+
+
+@pytest.mark.parametrize(("changes", "exact"), COSTS)
+def test_a_tree_costs_exactly_or_at_most_what_was_planned(settings, changes, exact):
+    iterations = 2 if "end" in changes.get("train__select", {}) else 1
+    chosen = settings(**{**TREE, **changes, "train__iterations": iterations, "train__updates": 1})
+    cost, lines = predict_cost(chosen), metrics(run.train_config(chosen).folder)
+    assert (cost.rollout_fixed, cost.update_fixed) == exact
+    assert cost.with_gradient <= 4 * chosen.train.group_size * cost.views
+    for line in lines:
+        for planned, fixed, part in zip((cost.rollout, cost.update), exact, ("rollout", "update"), strict=True):
+            spent = line[f"cost/{part}_evaluations"]
+            assert spent == planned if fixed else spent <= planned
+
+
+def test_blocks_that_are_counted_from_the_prompt_cost_at_most_their_answers(settings):
+    blocks = {"model__attention": "block", "model__block_size": 4, "model__length": 7, "train__group_size": 4}
+    chosen = settings(**{**TREE, **BY_BRANCH, **CANVAS, **HALF, **blocks, "train__iterations": 1, "train__updates": 1})
+    (line,), cost = metrics(run.train_config(chosen).folder), predict_cost(chosen)
+    assert (cost.rollout_fixed, cost.update_fixed) == (False, False)
+    assert line["cost/rollout_evaluations"] <= cost.rollout
+    assert line["cost/update_evaluations"] <= cost.update
+
+
+def test_rewards_of_predictions_are_counted_at_most(settings):
+    planned = plan(settings(**GAIN))
+    assert planned["reward_calls"] == 32 * (1 + 4)  # each of 4 steps, and the answer
+    assert planned["at_most"]["reward_calls"]
+    assert "at most 160 reward calls" in dict(table(planned))["decoded"]
+    assert not plan(settings(**TREE))["at_most"]["reward_calls"]
 
 
 def test_a_tree_that_was_stopped_goes_on_as_if_it_had_not_been(settings):

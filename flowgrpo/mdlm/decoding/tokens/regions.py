@@ -39,6 +39,11 @@ class Region:
         """Start and end of each block."""
         return list(zip((0, *self.ends[:-1]), self.ends, strict=True))
 
+    @property
+    def narrow(self) -> bool:
+        """Return whether the window is smaller than some block."""
+        return self.window is not None and any(end - start > self.window for start, end in self.blocks)
+
     def parts(self, prompt: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return start and end (B,) of each block, equal if a row lacks it; `prompt` (B,) is each prompt's length."""
         if self.counted is None:

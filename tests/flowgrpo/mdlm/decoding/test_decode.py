@@ -249,6 +249,22 @@ def test_an_end_that_is_given_later_on_stops_nothing(predictor):
     assert sorted(rollout.step_map[0].tolist()) == [-1, 0, 1, 2, 3, 4, 5, 6]
 
 
+def test_drafts_take_the_room_of_the_decoder_s_steps(predictor):
+    few = build({"name": "low_confidence", "steps": 2}, LENGTH, EOS)
+    assert decode(predictor, PROMPT, few, SEEDS, drafts=True).drafts.shape == (len(PROMPT), 2, LENGTH)
+    # of an open window of one token nothing goes before the last of the steps, and one at a time from then on
+    window = {"name": "entropy", "region": {"window": 1}}
+    rollout = decode(predictor, PROMPT, build(window, LENGTH, EOS), SEEDS, drafts=True)
+    assert LENGTH < int(rollout.steps.max()) <= rollout.drafts.shape[1] == 2 * LENGTH
+
+
+def test_a_draft_has_no_suppressed_token(predictor):
+    first = decode(predictor, PROMPT, build("low_confidence", LENGTH, EOS), SEEDS, drafts=True).drafts[:, 0]
+    likely = first.unique().tolist()
+    made = build({"name": "low_confidence", "suppressed": likely}, LENGTH, EOS)
+    assert not torch.isin(decode(predictor, PROMPT, made, SEEDS, drafts=True).drafts, torch.tensor(likely)).any()
+
+
 @pytest.mark.parametrize("name", ["low_confidence", "left_to_right", "origin"])
 def test_a_draft_is_what_the_model_holds_likeliest_behind_what_is_committed(predictor, name):
     rollout = decode(predictor, PROMPT, build(spec(name), LENGTH, EOS), SEEDS, drafts=True)

@@ -41,13 +41,17 @@ def no_update(monkeypatch):
 @pytest.fixture
 def no_decoding(monkeypatch):
     """A trial of updates alone."""
-    monkeypatch.setattr(memory_trace, "_measure_decoding", lambda *_: (Peaks(), 0))
+    monkeypatch.setattr(memory_trace, "_measure_decoding", lambda *_, **__: (Peaks(), 0))
 
 
-def settings(folder, decoder=None, **model):
+VOCABULARY = 4096
+GAIN = {"credit": "step_gain", "baseline": "group_mean", "objective": {"name": "token_ratio", "clip_range": 0.2}}
+
+
+def settings(folder, decoder=None, *, axes=None, **model):
     written = {"path": str(folder), "length": LENGTH, "lora": {"rank": 2, "alpha": 4}, **model}
     chosen = {"kind": "mdlm", "model": written, "prompts": {"train": "gsm8k:train", "eval": "gsm8k:test"}}
-    algorithm = {"decoder": decoder} if decoder else {}
+    algorithm = {**(axes or {}), **({"decoder": decoder} if decoder else {})}
     return config.validate({**chosen, "rewards": [{"use": "gsm8k"}], "algorithm": algorithm})
 
 
@@ -136,6 +140,36 @@ def test_what_is_planned_of_a_decode_is_what_it_computes(name, decoder, apart, t
     real = counted(lambda: decode(policy.predictor, prompt, built, [("seed", 0)]))
     steps = count_decoder_steps(training_decoder(chosen)).steps
     assert trial(chosen, given).decode_operations * steps == pytest.approx(real, rel=apart)
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize("guided", [False, True])
+def test_predictions_of_whole_answers_are_planned_with_all_their_logits(tmp_path, guided):
+    chosen = {**BLOCKS, "cfg_scale": float(guided)}
+    released("dream", tmp_path, **ONE_LAYER["dream"], vocab_size=VOCABULARY)
+    plain, gained = (trial(settings(tmp_path, chosen, axes=axes), PROMPT) for axes in (None, GAIN))
+    policy, _ = setup.policy_and_weights(settings(tmp_path, chosen, axes=GAIN), torch.device("cpu"))
+    built = training_decoder(settings(tmp_path, chosen), predictor=policy.predictor)
+    prompt = torch.full((1, PROMPT), 5)
+    real = counted(lambda: decode(policy.predictor, prompt, built, [("seed", 0)], drafts=True))
+    assert gained.decode_operations * 8 == real > plain.decode_operations * 8
+    live = AllocationCounter()
+    for tensor in (*policy.predictor.model.parameters(), *policy.predictor.model.buffers()):
+        live.ignore(tensor)
+    gc.collect()
+    with live, torch.no_grad():
+        decode(policy.predictor, prompt, built, [("seed", 0)], drafts=True)
+    assert gained.decode.of(1) == pytest.approx(live.peak, rel=0.15)
+    assert gained.decode.of(1) > 2 * plain.decode.of(1)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_held_out_answers_are_planned_without_predictions(tmp_path):
+    released("dream", tmp_path, **ONE_LAYER["dream"])
+    plain, gained = (trial(settings(tmp_path, axes=axes), PROMPT) for axes in (None, GAIN))
+    assert plain.evaluate is None  # the decoder of the training
+    assert gained.evaluate is not None
+    assert gained.evaluate.of(1) == plain.decode.of(1)
 
 
 def decoded(folder, **decoder):

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from flowgrpo.commands.runs import train as run
 from flowgrpo.mdlm import doctor
 from flowgrpo.mdlm.planning import memory_budget, plan
+from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.fitting import batch_probing
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
@@ -133,3 +134,18 @@ def test_an_evaluation_by_another_decoder_has_to_fit_too(settings, short, monkey
         options = {"algorithm__decoder": decoder, "eval": evaluation, "train__iterations": 1}
         (found,) = held(run.train_config(settings(run__name=name, **options, **AUTO)))
         assert found["rollout_batch"] == rows
+
+
+def test_rollouts_are_tried_with_the_predictions_that_they_record(settings, monkeypatch):
+    tried, real = [], TextPolicy.generate
+
+    def generate(self, texts, decoder, seeds, micro_batch, **options):
+        tried.append((seeds[0][0], len(texts), options.get("drafts", False)))
+        return real(self, texts, decoder, seeds, micro_batch, **options)
+
+    monkeypatch.setattr(TextPolicy, "generate", generate)
+    gains = {"algorithm__preset": "cj_grpo", "algorithm__credit": "step_gain", "algorithm__baseline": "group_mean"}
+    evaluation = {"every": 4, "prompts": 2, "save": 0, "decoder": {"name": "low_confidence", "steps": 2}}
+    run.train_config(settings(**gains, eval=evaluation, train__iterations=1, **AUTO))
+    probed = {(count, drafts) for name, count, drafts in tried if name == "probe" and count > 1}
+    assert {count for count, drafts in probed if drafts} == {count for count, drafts in probed if not drafts} > set()
