@@ -143,6 +143,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
             f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
         ),
+        *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
+        * (g["roots"] < g["group_size"]),
         ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),

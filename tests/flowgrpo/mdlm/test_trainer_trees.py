@@ -144,7 +144,9 @@ def test_a_tree_costs_what_was_planned(settings, changes):
     cost = predict_cost(chosen)
     assert cost.rollout == line["cost/rollout_evaluations"] < 32 * 4
     assert cost.update == line["cost/update_evaluations"]
-    assert plan(chosen)["geometry"]["roots"] == 2
+    planned = plan(chosen)
+    assert planned["geometry"]["roots"] == 2
+    assert ("trees", "2 in a group, of 4 answers") in table(planned)
 
 
 CANVAS = {"algorithm__likelihood__scope": "canvas"}
