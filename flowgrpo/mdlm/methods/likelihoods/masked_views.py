@@ -34,20 +34,17 @@ class Views:
 
     def once(self, branch: Tensor) -> Views:
         """Score the tokens of each branch in its first answer only; `branch` (B, L) int64 are the branches of the tokens."""
-        column = torch.arange(branch.shape[1], device=branch.device)
-        first = branch.new_full((int(branch.max()) + 1, branch.shape[1]), len(branch))
-        row = torch.arange(len(branch), device=branch.device)[:, None].expand_as(branch)
-        row = row.where(self.scored.any(0), len(branch))
-        first = first.view(-1).scatter_reduce(0, (branch * branch.shape[1] + column).view(-1), row.reshape(-1), "amin")
-        leads = first[branch * branch.shape[1] + column] == row
-        return replace(self, weight=self.weight * leads)
+        place = branch * branch.shape[1] + torch.arange(branch.shape[1], device=branch.device)
+        row = torch.arange(len(branch), device=branch.device)[:, None].where(self.scored.any(0), len(branch))
+        first = row.new_full((int(place.max()) + 1,), len(branch))
+        first.scatter_reduce_(0, place.flatten(), row.flatten(), "amin")
+        return replace(self, weight=self.weight * (first[place] == row))
 
     def carried(self, token_weight: Tensor, branch: Tensor) -> Tensor:
         """Return the weights (B, L) of views that score the tokens of a branch once: the sum over its answers, else 0."""
-        column = torch.arange(branch.shape[1], device=branch.device).expand_as(branch)
-        total = token_weight.new_zeros(int(branch.max()) + 1, branch.shape[1])
-        total.index_put_((branch, column), token_weight, accumulate=True)
-        return total[branch, column] * self.scored.any(0)
+        place = branch * branch.shape[1] + torch.arange(branch.shape[1], device=branch.device)
+        total = token_weight.new_zeros(int(place.max()) + 1).index_add(0, place.flatten(), token_weight.flatten())
+        return total[place] * self.scored.any(0)
 
     @property
     def scored(self) -> Tensor:

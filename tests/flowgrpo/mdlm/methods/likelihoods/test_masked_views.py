@@ -159,3 +159,14 @@ def test_scope_ends_with_the_first_eos():
     completion = torch.tensor([[1, EOS, 2, EOS], [EOS, 1, 1, 1], [1, 2, 3, 4]])
     assert in_scope(completion, EOS, "eos").int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
     assert in_scope(completion, EOS, "canvas").all()
+
+
+def test_tokens_of_a_branch_are_scored_once_with_the_weight_of_all_its_answers():
+    """Three answers of three tokens: the first two share the branch of token 0, and all that of token 2."""
+    given = replace(answers(rows=3, length=3, end=3), steps=torch.arange(3).repeat(3, 1))
+    given.scored[0, 2] = False  # the first answer ended before
+    branch, weight = torch.tensor([[0, 1, 4], [0, 2, 4], [3, 5, 4]]), torch.arange(1.0, 10).reshape(3, 3)
+    once = likelihood.trajectory(given).once(branch)
+    assert once.scored.any(0).tolist() == [[True, True, False], [False, True, True], [True, True, False]]
+    weight[0, 2] = 0.0
+    assert once.carried(weight, branch).tolist() == [[5.0, 2.0, 0.0], [0.0, 5.0, 15.0], [7.0, 8.0, 0.0]]
