@@ -68,7 +68,7 @@ def test_a_tree_does_not_depend_on_the_rows_that_are_decoded_together(predictor,
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_with_a_cache_branches_split_at_blocks_and_the_first_leaf_is_what_it_would_be_alone(predictor, cache):
     made = decoder("low_confidence", region={"block_length": 2}, cache=cache)
-    tree, alone = grown(predictor, made, [0.3, 0.5]), decode(predictor, PROMPT[::4], made, SEEDS[::4])
+    tree, alone = grown(predictor, made, [0.3, 0.6]), decode(predictor, PROMPT[::4], made, SEEDS[::4])
     assert tree.branched.tolist() == [[2, 4]] * 8
     assert torch.equal(tree.completion[::4], alone.completion)
     torch.testing.assert_close(tree.commit_logp[::4], alone.commit_logp, rtol=0, atol=1e-6)
