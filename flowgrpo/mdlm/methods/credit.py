@@ -9,14 +9,19 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from typing_extensions import override
 
-from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.tree_credit import depthwise_units, edge_units, nested_units, subtree_means
+from flowgrpo.training.advantages.tree_credit import (
+    NestedWeights,
+    depthwise_units,
+    edge_units,
+    nested_units,
+    subtree_means,
+)
 
 if TYPE_CHECKING:
     from flowgrpo.mdlm.decoding.decode import Rollout
@@ -132,7 +137,7 @@ class Depthwise(Credit):
         return depthwise_units(branches.paths, earned.rewards, beta=self.beta, log_prob=log_prob)
 
 
-class Nested(Credit):
+class Nested(NestedWeights, Credit):
     """Compare each branch with nested sets of branches of its depth: of the group, of earlier branches, and siblings.
 
     Around each branch lie all branches of its depth in the group, then those of its tree, then those below the branches
@@ -145,20 +150,8 @@ class Nested(Credit):
     """
 
     name: Literal["nested"] = "nested"
-    group: float = Field(0.75, ge=0)
-    """Weight of the comparison with all other branches of the depth in the group."""
-    between: float = Field(0.0, ge=0)
-    """Weight of each comparison with the branches of the depth below the same earlier branch."""
-    siblings: float = Field(0.25, ge=0)
-    """Weight of the comparison with the branches that leave the same canvas."""
     growth: float = Field(0.0, ge=0)
     """The k-th of a branch's sets, from the largest on, weighs k to this power times as much (HGPO's alpha)."""
-
-    @model_validator(mode="after")
-    def _some(self) -> Nested:
-        if not self.group + self.between + self.siblings:
-            raise InputError("algorithm.credit: nested compares nothing, raise group, between or siblings above 0")
-        return self
 
     @override
     def units(self, earned: Earned) -> CreditUnits:

@@ -8,10 +8,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from flowgrpo.errors import InputError
+from flowgrpo.schema.base import Choice
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.training.advantages.comparison_sets import NestedSets
 from flowgrpo.training.advantages.credit_units import CreditUnits
+
+
+class NestedWeights(Choice):
+    """Weights of the nested sets that an edge is compared with."""
+
+    group: float = Field(0.75, ge=0)
+    """Weight of the comparison with all other edges of the depth, in all trees of the group."""
+    between: float = Field(0.0, ge=0)
+    """Weight of each comparison with a family: the edges of the depth below the same start, or the same child of a split."""
+    siblings: float = Field(0.25, ge=0)
+    """Weight of the comparison with the edges that leave the same state."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.group + self.between + self.siblings:
+            raise InputError("algorithm.credit: nested compares nothing, raise group, between or siblings above 0")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

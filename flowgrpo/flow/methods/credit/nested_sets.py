@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.credit.rules import Credit, parent_of, paths_of, stochastic_edges, trunk_ends
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.training.advantages.credit_units import CreditUnits
-from flowgrpo.training.advantages.tree_credit import leaving_splits, nested_units
+from flowgrpo.training.advantages.tree_credit import NestedWeights, leaving_splits, nested_units
 
 if TYPE_CHECKING:
     from samplers.trees import Tree
 
 
-class Nested(Credit):
+class Nested(NestedWeights, Credit):
     """Give each edge the mean reward of the ends below it; compare it with nested sets of edges of the same step.
 
     The sets of an edge, from large to small: all edges of the step; families, which are the edges below the same start
@@ -32,21 +31,9 @@ class Nested(Credit):
     """
 
     name: Literal["nested"] = "nested"
-    group: float = Field(0.75, ge=0)
-    """Weight of the comparison with all other edges of the step, in all trees of the group."""
-    between: float = Field(0.0, ge=0)
-    """Weight of each comparison with a family: the step's edges below the same start, or the same child of a split."""
-    siblings: float = Field(0.25, ge=0)
-    """Weight of the comparison with the edges that leave the same state."""
     starts: bool = False
     """For likelihood elbo: also compare the trees of a group with each other, as siblings, and give credit to no other edges
     than those that leave a start or a split."""
-
-    @model_validator(mode="after")
-    def _some(self) -> Nested:
-        if not self.group + self.between + self.siblings:
-            raise InputError("algorithm.credit: nested compares nothing, raise group, between or siblings above 0")
-        return self
 
     @override
     def units(self, tree: Tree, rewards: Tensor, reward_weights: Tensor) -> CreditUnits:
