@@ -132,12 +132,11 @@ class Branches:
         return total.index_put((self.edge,), of_level)  # answers of a branch have the same sum
 
 
-def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branches:
-    """Return the branches of answers in trees of `leaves` answers and `splits` splits.
+def grow(members: Sequence[tuple[int, int]], factor: int, splits: int) -> Branches:
+    """Return the branches of answers in trees that split `splits` times, each time into `factor` branches.
 
     `members` (B,) are the group of each answer and its index there, whole trees in order.
     """
-    factor = round(leaves ** (1 / splits)) if splits else 1
     parent: list[int | None] = []
     step, groups, roots = list[int](), list[int](), list[int]()
     known: dict[tuple[int, ...], int] = {}  # (group, level, index of the first answer) -> node
@@ -152,7 +151,7 @@ def grow(members: Sequence[tuple[int, int]], leaves: int, splits: int) -> Branch
                 parent.append(line[-1] if line else None)
                 step.append(level)
                 groups.append(group)
-                roots.append(index // leaves)
+                roots.append(index // factor**splits)
             line.append(known[key])
         lines.append(line[:0:-1])
     paths = TreePaths(parent=parent, step=step, group=groups, root=roots, lines=lines)

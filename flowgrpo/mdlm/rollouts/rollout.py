@@ -122,15 +122,15 @@ def rollout(
     each row and its index in the group, in the order of groups. `rolled` are completions of an engine, in place of the
     policy's. For `assignment` and `gather` see `score_pieces`.
     """
-    seeds, tree = [(config.run.seed, "answer", iteration, *member) for member in members], config.algorithm.tree
+    seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     scores_drafts = config.algorithm.credit.name == "step_gain"
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else apply_actions(decoder, actions)
+    branching = config.algorithm.tree.branching(acting)
     if rolled is None:
-        split = tree.branching(acting)
         texts = [row.prompt for row in rows]
         completions = policy.generate(
-            texts, acting, seeds, config.train.rollout_rows, branching=split, drafts=scores_drafts
+            texts, acting, seeds, config.train.rollout_rows, branching=branching, drafts=scores_drafts
         )
     else:
         completions = Completions(rolled[0], policy.texts(rolled[0].completion))
@@ -144,7 +144,7 @@ def rollout(
         iteration=iteration,
         groups=groups,
         members=members,
-        branches=grow(members, tree.leaves, completions.rollout.branched.shape[1]),
+        branches=grow(members, branching.factor, branching.depth),
         rows=rows,
         completions=completions,
         scores=scores,

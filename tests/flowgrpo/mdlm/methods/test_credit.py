@@ -29,7 +29,7 @@ def rollout(steps=STEPS, branched=BRANCHED):
     )
 
 
-BRANCHES = grow(MEMBERS, 4, 2)
+BRANCHES = grow(MEMBERS, 2, 2)
 
 
 def earned(made=None, drafts=None):

@@ -33,7 +33,7 @@ def advantages(name, rewards=REWARDS):
         branched=torch.tensor([[1, 2]] * count),
         drafts=torch.zeros(count, 0, 4, dtype=torch.int32),
     )
-    branches = grow([(group, index) for group in range(len(rewards)) for index in range(size)], 4, 2)
+    branches = grow([(group, index) for group in range(len(rewards)) for index in range(size)], 2, 2)
     values = torch.tensor([each for group in rewards for each in group], dtype=torch.float64)[:, None]
     earned = Earned(branches=branches, rollout=rollout, rewards=values, drafts=None)
     units = algorithm.credit.units(earned)
