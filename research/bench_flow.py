@@ -49,7 +49,8 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.gpu_scaling import Prices
 from flowgrpo.training.planning.gpu_types import GPUS
 from flowgrpo.training.wing import Compared
-from samplers.trees import Root, Tree, draw_noise
+from samplers.growth import draw_noise
+from samplers.trees import Root, Tree
 
 SAVING = ("brush", "branch")  # kinds of trees whose leaves share states
 EVERY = tuple(flow_sizes.KINDS)

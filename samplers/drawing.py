@@ -35,11 +35,13 @@ class Family:
 
 def draw(families: Sequence[Family], shape: Sequence[int], noise: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Return the noise (E, ...) of all E members of `families`, from a source `noise(shape, *address)`."""
-    members = []
+    whole = np.empty((sum(len(family.own) for family in families), *shape), np.float32)
+    places = iter(whole)
     for family in families:
         shared = None if family.shared is None else noise(shape, *family.shared).numpy()
-        members += [torch.from_numpy(family.mixed(noise(shape, *own).numpy(), shared)) for own in family.own]
-    return torch.stack(members)
+        for own in family.own:
+            next(places)[...] = family.mixed(noise(shape, *own).numpy(), shared)
+    return torch.from_numpy(whole)
 
 
 class Ahead:

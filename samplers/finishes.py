@@ -7,15 +7,16 @@ cheaper form of the model. They may also keep state between steps, since all ste
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from samplers.batches import batched
+from samplers.growth import grow
 from samplers.kernels import State
-from samplers.trees import Edges, Evaluate, Evaluation, Move, Node, Noise, Plan, Root, Tree, grow, stack_states
+from samplers.trees import Edges, Evaluation, Move, Node, Plan, Root, Tree, stack_states
 
 
 class Finish(Protocol):
@@ -26,18 +27,7 @@ class Finish(Protocol):
 
 
 def grow_and_finish(
-    plan: Plan,
-    sigmas: Sequence[float],
-    roots: Sequence[Root],
-    start: State,
-    evaluate: Evaluate,
-    noise: Noise,
-    micro_batch: int,
-    keep_means: bool = False,
-    keep_graphs: Container[int] = (),
-    keep_shared: bool = False,
-    *,
-    finish: Finish,
+    plan: Plan, sigmas: Sequence[float], roots: Sequence[Root], *, micro_batch: int, finish: Finish, **growth: Any
 ) -> Tree:
     """Grow trees as `grow` does, but take the last ODE steps with `finish`.
 
@@ -46,7 +36,7 @@ def grow_and_finish(
     bits.
     """
     held: dict[int, tuple[Move, State]] = {}
-    tree = grow(plan, sigmas, roots, start, evaluate, noise, micro_batch, keep_means, keep_graphs, keep_shared, held)
+    tree = grow(plan, sigmas, roots, micro_batch=micro_batch, held=held, **growth)
     together = defaultdict(list)
     for i, (move, _) in held.items():
         together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)

@@ -1,15 +1,13 @@
-"""Kernels: pure float32 functions that take one step, and the log-probabilities of steps.
+"""Kernels: the coefficients of one step, and the log-probabilities of steps.
 
 Convention (diffusers): x = (1 - sigma) x0 + sigma noise, sigma runs from 1 (noise) to 0 (data), the model predicts the
 velocity v = noise - x0. Then x0 = x - sigma v and noise = x + (1 - sigma) v, and a step has dt = sigma_next - sigma < 0.
 
-All kernels have one signature, `(x, v, sigma, sigma_next, level, sigma_cap) -> (mean, std)`:
+The mean of a step is a x + b v, and its standard deviation is a number. So a kernel is a function of numbers,
+`(sigma, sigma_next, level, sigma_cap) -> Step(a, b, std)`, computed in float64. `sigma_cap` replaces sigma in 1 - sigma
+where sigma > 0.999: the schedule's second sigma, as in flow_grpo.
 
- - `x`, `v`: float32 tensors of one shape (B, ...), which `mean` has, too.
- - `sigma`, `sigma_next`, `level`, `sigma_cap`: numbers, or float32 tensors that broadcast against `x`; `std` broadcasts too.
- - `sigma_cap` replaces sigma in 1 - sigma where sigma > 0.999: the schedule's second sigma, as in flow_grpo.
-
-The gradient flows through `mean` alone, since no `std` depends on the model.
+No coefficient depends on the model, so the gradient flows through the mean alone.
 """
 
 from __future__ import annotations
@@ -17,37 +15,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-
-from samplers.drawing import to_device
 
 Tensor = torch.Tensor
 SHARED = 2**15  # row length from which torch may split a sum over threads
 State = tuple[Tensor, ...]  # one latent tensor (B, ...), or several with the same B (video and audio)
 
 
-def ode(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
-    """Return an Euler step of the probability-flow ODE: mean = x + v dt, std = 0, for any `level` and `sigma_cap`."""
-    sigma, sigma_next = _float32(sigma), _float32(sigma_next)
-    return x + v * (sigma_next - sigma), torch.zeros(())
+class Step(NamedTuple):
+    """The law of a step: mean `of_x` x + `of_v` v, standard deviation `std`."""
+
+    of_x: float
+    of_v: float
+    std: float
 
 
-def flow_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+def ode(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
+    """Return an Euler step of the probability-flow ODE, x + v dt, for any `level` and `sigma_cap`."""
+    return Step(1.0, sigma_next - sigma, 0.0)
+
+
+def flow_sde(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
     """Return a step of Flow-GRPO's reverse SDE (arXiv 2505.05470, eq. 9), diffusion g = level sqrt(sigma / (1 - sigma)).
 
     With few steps, a stochastic last step leaves residual noise. The std is infinite only if `sigma_cap` is 1.
     """
-    sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
-    return _reverse_sde(x, v, sigma, sigma_next, level**2 * sigma / (1 - torch.where(sigma > 0.999, sigma_cap, sigma)))
+    kept = 1 - (sigma_cap if sigma > 0.999 else sigma)
+    return _reverse_sde(sigma, sigma_next, level**2 * sigma / kept if kept else math.inf)
 
 
-def dance_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+def dance_sde(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
     """Return a step of DanceGRPO's reverse SDE (arXiv 2505.07818), diffusion g = level. `sigma_cap` has no effect."""
-    return _reverse_sde(x, v, _float32(sigma), sigma_next, _float32(level) ** 2)
+    return _reverse_sde(sigma, sigma_next, level**2)
 
 
-def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+def cps(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
     """Return a step of coefficients-preserving sampling (arXiv 2509.05952), which mixes predicted and fresh noise.
 
     `level` in [0, 1] is an angle: std = sigma_next sin(level pi / 2). If the data are a single point, the total noise
@@ -55,11 +59,11 @@ def cps(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tens
     converge to the data's distribution: for level 0.8, Gaussian data of std 0.5 are sampled with std 0.352 in 10 steps
     and 0.398 in 160.
     """
-    angle = _float32(level) * (math.pi / 2)
-    return _kept_coefficients(x, v, _float32(sigma), _float32(sigma_next), torch.sin(angle), torch.cos(angle))
+    angle = level * math.pi / 2
+    return _kept_coefficients(sigma, sigma_next, math.sin(angle), math.cos(angle))
 
 
-def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+def ddim_sde(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
     """Return a step of Stepwise-Flow-GRPO's SDE (arXiv 2603.28718): `cps` with std = level sigma_next sqrt(1 - sigma).
 
     `level` in [0, 1] is DDIM's eta. The share of fresh noise, level sqrt(1 - sigma), grows from step to step. In the
@@ -67,12 +71,11 @@ def ddim_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple
     (ours). As with `cps`, samples do not converge to the data's distribution: for level 0.8, Gaussian data of std 0.5
     are sampled with std 0.407 in 10 steps and 0.452 in 160.
     """
-    sigma, level, sigma_cap = _float32(sigma), _float32(level), _float32(sigma_cap)
-    new = level * torch.sqrt(1 - torch.where(sigma > 0.999, sigma_cap, sigma))
-    return _kept_coefficients(x, v, sigma, _float32(sigma_next), new, torch.sqrt(1 - new**2))
+    new = level * math.sqrt(1 - (sigma_cap if sigma > 0.999 else sigma))
+    return _kept_coefficients(sigma, sigma_next, new, math.sqrt(1 - new**2))
 
 
-def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> tuple[Tensor, Tensor]:
+def manifold_sde(sigma: float, sigma_next: float, level: float, sigma_cap: float) -> Step:
     """Return a step of SAGE-GRPO (arXiv 2603.21872): Flow-GRPO's SDE with the noise variance integrated over the step.
 
     The variance is the integral of g^2 = level^2 s / (1 - s) over the step, in place of g^2 |dt|:
@@ -84,33 +87,26 @@ def manifold_sde(x: Tensor, v: Tensor, sigma, sigma_next, level, sigma_cap) -> t
     and the middle of the step.
     `sigma_cap` has no effect.
     """
-    begin, end = (_float32(value).double() for value in (sigma, sigma_next))  # float32 would cancel near sigma 0
-    cap = torch.minimum(begin, torch.clamp((1 + end) / 2, min=0.997))
-    variance = (_float32(level).double() ** 2 * (torch.log((1 - end) / (1 - cap)) - (begin - end))).float()
-    sigma, step = begin.float(), (begin - end).float()
-    noise = x + (1 - sigma) * v
-    return x - step * v - variance / (2 * sigma) * noise, torch.sqrt(variance)
+    begin = min(sigma, max((1 + sigma_next) / 2, 0.997))
+    variance = level**2 * (math.log((1 - sigma_next) / (1 - begin)) - (sigma - sigma_next))
+    pulled = variance / (2 * sigma)
+    return Step(1 - pulled, sigma_next - sigma - pulled * (1 - sigma), math.sqrt(max(variance, 0.0)))
 
 
-def _reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next, variance_rate: Tensor) -> tuple[Tensor, Tensor]:
+def _reverse_sde(sigma: float, sigma_next: float, variance_rate: float) -> Step:
     """Return a step of dx = [v + g^2 / (2 sigma) noise] dt + g dw; g^2 is `variance_rate`, -noise / sigma the score."""
-    dt = _float32(sigma_next) - sigma
+    dt = sigma_next - sigma
     ratio = variance_rate / (2 * sigma)
-    mean = x * (1 + ratio * dt) + v * (1 + ratio * (1 - sigma)) * dt
-    return mean, torch.sqrt(variance_rate * -dt)
+    return Step(1 + ratio * dt, (1 + ratio * (1 - sigma)) * dt, math.sqrt(variance_rate * -dt))
 
 
-def _kept_coefficients(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, new: Tensor, old: Tensor):
+def _kept_coefficients(sigma: float, sigma_next: float, new: float, old: float) -> Step:
     """Return a step to (1 - sigma_next) x0 + sigma_next (old noise + new xi), with fresh xi and old^2 + new^2 = 1."""
-    x0, noise = x - sigma * v, x + (1 - sigma) * v
-    return (1 - sigma_next) * x0 + sigma_next * old * noise, sigma_next * new
+    of_x0, of_noise = 1 - sigma_next, sigma_next * old
+    return Step(of_x0 + of_noise, of_noise * (1 - sigma) - of_x0 * sigma, sigma_next * new)
 
 
-def _float32(value) -> Tensor:
-    return torch.as_tensor(value, dtype=torch.float32)
-
-
-KERNELS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+KERNELS: dict[str, Callable[[float, float, float, float], Step]] = {
     "ode": ode,
     "flow_sde": flow_sde,
     "dance_sde": dance_sde,
@@ -169,21 +165,19 @@ def default_log_prob(kernel: str) -> str:
     return "constant_free" if kernel in PRESERVING else "mean"
 
 
-def transition(kernel: Kernel, state: State, velocity: State, sigma, sigma_next, sigma_cap) -> tuple[State, Tensor]:
-    """Return mean (float32, shaped like `state`) and std of one step of `kernel`, for all tensors of a state."""
-    step = KERNELS[kernel.name]
-    moved = [
-        step(x.float(), v.float(), sigma, sigma_next, kernel.level, sigma_cap)
-        for x, v in zip(state, velocity, strict=True)
-    ]
-    return tuple(mean for mean, _ in moved), moved[0][1]
+def transition(
+    kernel: Kernel, state: State, velocity: State, sigma: float, sigma_next: float, sigma_cap: float
+) -> tuple[State, float]:
+    """Return mean (float32, shaped like `state`) and std of one step of `kernel`."""
+    of_x, of_v, std = KERNELS[kernel.name](sigma, sigma_next, kernel.level, sigma_cap)
+    mean = tuple(of_x * x.float() + of_v * v.float() for x, v in zip(state, velocity, strict=True))
+    return mean, std
 
 
-def slope(kernel: Kernel, sigma, sigma_next, sigma_cap) -> tuple[float, float]:
-    """Return d mean / d v and std of one step; every kernel's mean is elementwise and affine in x and v."""
-    zero = (torch.zeros(1),)
-    (moved,), std = transition(kernel, zero, (torch.ones(1),), sigma, sigma_next, sigma_cap)
-    return float(moved), float(std)
+def slope(kernel: Kernel, sigma: float, sigma_next: float, sigma_cap: float) -> tuple[float, float]:
+    """Return d mean / d v and std of one step."""
+    step = KERNELS[kernel.name](sigma, sigma_next, kernel.level, sigma_cap)
+    return step.of_v, step.std
 
 
 def pull(kernel: Kernel, sigma, sigma_next, sigma_cap) -> float:
@@ -211,22 +205,21 @@ def mean_square(error: Tensor) -> Tensor:
     return torch.stack([row.mean() for row in squares])
 
 
-def mean_log_prob(error: Tensor, std: Tensor) -> Tensor:
+def mean_log_prob(error: Tensor, std: float) -> Tensor:
     """Return the Gaussian log-density (B,) of `error` (B, D), averaged over D, as is usual in the field."""
-    return -mean_square(error) / (2 * std**2) - torch.log(std) - 0.5 * math.log(2 * math.pi)
+    return -mean_square(error) / (2 * std**2) - (math.log(std) + 0.5 * math.log(2 * math.pi))
 
 
-def sum_log_prob(error: Tensor, std: Tensor) -> Tensor:
+def sum_log_prob(error: Tensor, std: float) -> Tensor:
     """Return the Gaussian log-density (B,) of `error` (B, D), summed over D, in float64.
 
     Clip ranges must be D times larger than for `mean`. In float32, log ratios would be off by hundredths.
     """
-    error, std = error.double(), std.double()
-    constant = torch.log(std) + 0.5 * math.log(2 * math.pi)
-    return -error.square().sum(1) / (2 * std**2) - error.shape[1] * constant
+    constant = math.log(std) + 0.5 * math.log(2 * math.pi)
+    return -error.double().square().sum(1) / (2 * std**2) - error.shape[1] * constant
 
 
-def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
+def constant_free_log_prob(error: Tensor, std: float) -> Tensor:
     """Return -mean(error^2) (B,), the form that CPS was released with.
 
     It is `mean` times 2 std^2, up to a constant, so a clip range means something else at each step.
@@ -234,14 +227,14 @@ def constant_free_log_prob(error: Tensor, std: Tensor) -> Tensor:
     return -mean_square(error)
 
 
-LOG_PROBS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+LOG_PROBS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "mean": mean_log_prob,
     "sum": sum_log_prob,
     "constant_free": constant_free_log_prob,
 }
 
 
-def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") -> Tensor:
+def log_prob(next_state: State, mean: State, std: float, form: str = "mean") -> Tensor:
     """Return the log-probability (B,) of `next_state` under N(mean, std^2), over all tensors of the state.
 
     `form` is a key of `LOG_PROBS`; `sum` gives float64, others float32. Only `mean` receives a gradient. A step of std
@@ -249,9 +242,4 @@ def log_prob(next_state: State, mean: State, std: Tensor, form: str = "mean") ->
     """
     errors = [(x.detach().float() - m).flatten(1) for x, m in zip(next_state, mean, strict=True)]
     error = errors[0] if len(errors) == 1 else torch.cat(errors, dim=1)
-    std = std.reshape(-1)  # one for all rows, or one for each
-    if len(std) == 1 and std.device.type == "cpu" and std.item() > 0:  # no copy to the device needed
-        return LOG_PROBS[form](error, std.reshape(()))
-    std = to_device(std, error.device)
-    moved = std > 0
-    return torch.where(moved, LOG_PROBS[form](error, torch.where(moved, std, 1.0)), 0.0)
+    return LOG_PROBS[form](error, std) if std > 0 else 0.0 * LOG_PROBS[form](error, 1.0)

@@ -42,7 +42,7 @@ class Timesteps(torch.Tensor):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One recorded step: tensors (B, ...), `log_prob` (B,), and the sigmas at its begin and end as floats."""
+    """One recorded step: tensors (B, ...), `log_prob` (B,), and numbers: the sigmas at its begin and end, and its std."""
 
     sigma: float
     sigma_next: float
@@ -50,7 +50,7 @@ class StepRecord:
     velocity: torch.Tensor
     next_sample: torch.Tensor
     mean: torch.Tensor
-    std: torch.Tensor
+    std: float
     log_prob: torch.Tensor
 
 
@@ -127,6 +127,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self._steps: range | tuple[float, ...] | None = None
         self._directed = False
         self._landing: list[torch.Tensor] = []
+        self._onward: Callable[[torch.Tensor], torch.Tensor] | None = None
         self._first = 0  # index in `noise_levels` of the first sigma of the slice
         self._table = (self.sigmas, self.timesteps)
         self._asked: tuple[Any, ...] | None = None  # arguments of the last table
@@ -154,15 +155,21 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         memo[id(self)] = copied
         return copied
 
-    def restrict(self, steps: range | tuple[float, ...] | None, landing: Sequence[torch.Tensor] = ()) -> None:
+    def restrict(
+        self,
+        steps: range | tuple[float, ...] | None,
+        landing: Sequence[torch.Tensor] = (),
+        onward: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         """Restrict the next calls to a part of the schedule, until the next `restrict`.
 
         Args:
             steps: a range of step indices of the pipeline's own table; a tuple of float32 sigmas instead of that table;
                 or None for the whole table. With an empty range the pipeline only prepares, or only decodes.
             landing: results that the next calls of `step` return, one each, instead of taking a step.
+            onward: returns the result of each call of `step`, given its velocity, instead of taking a step.
         """
-        self._steps, self._directed, self._landing = steps, True, list(landing)
+        self._steps, self._directed, self._landing, self._onward = steps, True, list(landing), onward
         self.history.clear()
 
     @property
@@ -288,6 +295,10 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         levels, index = self._floats(), self._first + self._step_index
         sigma, sigma_next = levels[index], levels[index + 1]
         velocity = -model_output if self.config.invert_sigmas else model_output
+        if self._onward is not None:
+            following = self._onward(velocity)
+            self._step_index += 1
+            return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
         kept = sample.clone() if self.recording else sample  # some pipelines overwrite `sample` with the next one
         (mean,), std = transition(kernel, (sample,), (velocity,), sigma, sigma_next, levels[1])

@@ -49,9 +49,10 @@ class SecondOrder:
             self._before[child] = sigma, tuple(x[row] for x in clean)
         return tuple(added)
 
-    def forget(self, node: int) -> None:
-        """Drop what was kept for the steps from a node."""
-        self._before.pop(node, None)
+    def forget(self, nodes: Sequence[int]) -> None:
+        """Drop what was kept for the steps from `nodes`."""
+        for node in nodes:
+            self._before.pop(node, None)
 
 
 def _weight(before: float, sigma: float, sigma_next: float) -> float:

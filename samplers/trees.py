@@ -8,20 +8,14 @@ and edges that are not trained. All children of a state share one model *evaluat
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 
-from samplers.batches import batched
-from samplers.drawing import Ahead, Family, draw, to_device
-from samplers.kernels import ODE, Kernel, State, log_prob, transition
-from samplers.second_order import SecondOrder
+from samplers.drawing import to_device
+from samplers.kernels import ODE, Kernel, State, transition
 
 TRUNK = "trunk"
 TWIG = "twig"  # a node that only measures the state it left; its sample ends no trajectory
@@ -186,203 +180,7 @@ class Tree:
         return edges
 
 
-def grow(
-    plan: Plan,
-    sigmas: Sequence[float],
-    roots: Sequence[Root],
-    start: State,
-    evaluate: Evaluate,
-    noise: Noise,
-    micro_batch: int,
-    keep_means: bool = False,
-    keep_graphs: Container[int] = (),
-    keep_shared: bool = False,
-    held: dict[int, tuple[Move, State]] | None = None,
-    gate: Gate | None = None,
-) -> Tree:
-    """Grow the trees of a batch from its roots, from noise to data, with all nodes at one sigma together.
-
-    An evaluation has only states with trained edges, or only states without, so the update replays no untrained ones.
-
-    Args:
-        sigmas: the schedule, float32 values, descending to 0.
-        start: states of the R roots, tensors (R, ...) in the storage dtype, each at its `Root.step`.
-        micro_batch: largest number of rows of one evaluation.
-        keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
-        keep_shared: whether to keep the states of nodes below sigma 1 with several children.
-        held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
-            the schedule's end; such nodes are not grown.
-        gate: chooses which nodes at each sigma grow; None: all.
-    """
-    tree = Tree(tuple(sigmas), [Node(None, r, (r.index,), TRUNK, sigmas[r.step], r.step) for r in roots])
-    states = {i: tuple(x[i] for x in start) for i in range(len(roots))}
-    pending = defaultdict(list)
-    for i, node in enumerate(tree.nodes):
-        pending[node.sigma].append(i)
-    second = SecondOrder()
-    ahead = None if start[0].device.type == "cpu" else Ahead(noise, start[0].device)  # only then is the CPU free
-    draw = partial(draw_noise, tree, noise=noise) if ahead is None else lambda edges, _, of: ahead((id(edges), of))
-    while pending:
-        sigma = max(pending)
-        arrived = pending.pop(sigma)
-        if sigma == 0:
-            tree.leaves = arrived
-            tree.samples = stack_states([states.pop(i) for i in arrived]) if arrived else ()
-            continue
-        growing = [(i, tree.nodes[i]) for i in (arrived if gate is None else gate(tree, arrived))]
-        moves = {i: own for i, n in growing if (own := _moves(plan, n.role, n.step, n.remaining_stops))}
-        if held is not None:
-            ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
-            held.update((i, (moves.pop(i)[0], states[i])) for i in ending)
-        for batch in _batches(moves, tree, micro_batch):
-            state = stack_states([states[i] for i in batch])
-            if keep_shared and sigma < 1:
-                tree.shared |= {i: states[i] for i in batch if sum(move.count for move in moves[i]) > 1}
-            kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
-            evaluation = _record_evaluation(tree, batch, moves)
-            if ahead is not None:
-                _begin(ahead, tree, evaluation, state)
-            with torch.enable_grad() if kept else nullcontext():
-                velocity = evaluate(state, sigma, evaluation.rows)
-            evaluation.velocity = velocity if kept else None
-            velocity = tuple(v.detach() for v in velocity)
-            for edges in evaluation.edges:
-                added = None
-                if edges.move.kernel.order == 2 and edges.sigma_next > 0:
-                    own, moved = edges.gather(state), edges.gather(velocity)
-                    leaving, children = [batch[row] for row in edges.rows.tolist()], edges.nodes.tolist()
-                    added = second.correction(own, moved, sigma, edges.sigma_next, leaving, children)
-                following, mean = _step(tree, edges, sigma, state, velocity, draw, added)
-                if edges.move.trained:
-                    evaluation.state, edges.next_state, edges.mean = state, following, mean if keep_means else None
-                for child, *child_state in zip(edges.nodes.tolist(), *(x.unbind() for x in following), strict=True):
-                    states[child] = tuple(child_state)
-                    pending[tree.nodes[child].sigma].append(child)
-        for i in arrived:
-            del states[i]
-            second.forget(i)
-    return tree
-
-
-def trained_steps(plan: Plan, sigmas: Sequence[float]) -> list[tuple[Kernel, float, float]]:
-    """Return `Tree.trained_steps` of a plan without growing a tree; steps at one sigma are in any order."""
-    steps: dict[tuple[Kernel, float, float], None] = {}
-    arrived: list[dict[tuple[str, tuple[int, ...]], None]] = [{} for _ in sigmas]  # by step: role, remaining stops
-    arrived[0][TRUNK, ()] = None
-    for step, sigma in enumerate(sigmas[:-1]):
-        for role, stops in arrived[step]:
-            for move in _moves(plan, role, step, stops):
-                following, *remaining = move.ode_stops or (step + 1,)
-                arrived[following][move.role, tuple(remaining)] = None
-                if move.trained:
-                    steps[move.kernel, sigma, sigmas[following]] = None
-    return list(steps)
-
-
-def _moves(plan: Plan, role: str, step: int, stops: tuple[int, ...]) -> Sequence[Move]:
-    return (Move(role=role, ode_stops=stops),) if stops else plan(role, step)
-
-
-def _ends_by_ode(moves: Sequence[Move], end: int) -> bool:
-    first, *others = moves
-    lone = not others and first.count == 1 and not first.trained
-    return lone and first.kernel == ODE and first.ode_stops is not None and first.ode_stops[-1] == end
-
-
-def _batches(moves: dict[int, Sequence[Move]], tree: Tree, size: int) -> list[list[int]]:
-    together = defaultdict(list)
-    for i, moves_of_node in moves.items():
-        together[tree.nodes[i].root.part, _trains(moves_of_node)].append(i)
-    return [batch for _, alike in sorted(together.items()) for batch in batched(alike, size)]
-
-
-def _trains(moves: Sequence[Move]) -> bool:
-    return any(move.trained for move in moves)
-
-
-def _record_evaluation(tree: Tree, batch: Sequence[int], moves: dict[int, Sequence[Move]]) -> Evaluation:
-    """Add the evaluation of the nodes in `batch` to the tree, with edges and child nodes, before states are known."""
-    nodes = [tree.nodes[i] for i in batch]
-    leaving: dict[Move, list[tuple[int, int]]] = defaultdict(list)  # (row, ordinal among siblings), sorted by row
-    siblings = [sum(move.count for move in moves[i]) for i in batch]
-    for row, i in enumerate(batch):
-        ordinals = iter(range(siblings[row]))
-        for move in moves[i]:
-            leaving[move].extend((row, next(ordinals)) for _ in range(move.count))
-    evaluation = Evaluation(nodes[0].sigma, [node.root.row for node in nodes], nodes[0].root.part, None, [])
-    tree.evaluations.append(evaluation)
-    for move, origins in leaving.items():
-        ids = range(len(tree.nodes), len(tree.nodes) + len(origins))
-        for row, ordinal in origins:
-            tree.nodes.append(_child(tree, batch[row], move, ordinal if siblings[row] > 1 else None))
-        rows = torch.tensor([row for row, _ in origins])
-        evaluation.edges.append(Edges(move, tree.nodes[ids[0]].sigma, rows, torch.tensor(ids), None, None))
-    return evaluation
-
-
-def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
-    node = tree.nodes[parent]
-    path = node.path if ordinal is None else (*node.path, ordinal)
-    step, *remaining = move.ode_stops or (node.step + 1,)
-    return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(remaining))
-
-
-def _step(
-    tree: Tree,
-    edges: Edges,
-    sigma: float,
-    state: State,
-    velocity: State,
-    draw: Callable[..., torch.Tensor],
-    added: State | None,
-) -> tuple[State, State]:
-    """Return states and means of the children, second order `added`; set `edges.log_prob`, of states as they are stored."""
-    kernel = edges.move.kernel
-    mean, std = edge_transition(edges, sigma, state, velocity, tree.sigma_cap)
-    if added is not None:
-        mean = tuple(m + a for m, a in zip(mean, added, strict=True))
-    following = mean
-    if kernel.stochastic:
-        following = tuple(
-            m + std * to_device(draw(edges, m.shape[1:], component), m.device) for component, m in enumerate(mean)
-        )
-    following = tuple(new.to(old.dtype) for new, old in zip(following, state, strict=True))
-    if kernel.stochastic:
-        edges.log_prob = log_prob(following, mean, std, kernel.log_prob)
-    return following, mean
-
-
-def draw_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:
-    """Return the noise (E, ...) of the edges for one tensor of the state."""
-    return draw(_families(tree, edges, component), shape, noise)
-
-
-def _begin(ahead: Ahead, tree: Tree, evaluation: Evaluation, state: State) -> None:
-    for edges in evaluation.edges:
-        for component, x in enumerate(state) if edges.move.kernel.stochastic else ():
-            ahead.begin((id(edges), component), _families(tree, edges, component), x.shape[1:])
-
-
-def _families(tree: Tree, edges: Edges, component: int) -> list[Family]:
-    """Return the edges' noise addresses; noise that siblings share is at their parent's path, unused by any edge."""
-    move = edges.move
-    families: list[Family] = []
-    strength = move.sibling_strength if move.count > 1 else None
-    children = [tree.nodes[i] for i in edges.nodes.tolist()]
-    for parent, siblings in groupby(children, key=lambda node: node.parent):
-        above = tree.nodes[parent]
-        group, step = above.root.group, above.step
-        own = [(group, node.path, step, component) for node in siblings]
-        if strength is not None:
-            families.append(Family(own, (group, above.path, step, component), strength, move.noise_scale))
-        else:
-            families += [Family([address], None, 1.0, move.noise_scale) for address in own]
-    return families
-
-
-def edge_transition(
-    edges: Edges, sigma: float, state: State, velocity: State, sigma_cap: float
-) -> tuple[State, torch.Tensor]:
+def edge_transition(edges: Edges, sigma: float, state: State, velocity: State, sigma_cap: float) -> tuple[State, float]:
     """Return mean (E, ...) and std of edges, from states (B, ...) and velocities of the evaluation that they leave.
 
     Rollout and update both call this with the same rows in the same order, so the ratio is exactly 1. If there are more

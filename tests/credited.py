@@ -4,8 +4,9 @@ import math
 
 import torch
 
+from samplers.growth import grow
 from samplers.kernels import Kernel
-from samplers.trees import TWIG, Root, grow
+from samplers.trees import TWIG, Root
 
 SIGMAS = (1.0, 0.75, 0.5, 0.0)
 SDE = Kernel("dance_sde", 0.3)

@@ -3,9 +3,10 @@
 import torch
 
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import Kernel
 from samplers.schedule import linear_sigmas
-from samplers.trees import TRUNK, TWIG, Move, Root, grow
+from samplers.trees import TRUNK, TWIG, Move, Root
 
 SDE = Kernel("flow_sde", 0.7)
 DANCE = Kernel("dance_sde", 0.3)

@@ -7,9 +7,10 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import Kernel, log_prob
 from samplers.plans import chain
-from samplers.trees import Root, edge_transition, grow
+from samplers.trees import Root, edge_transition
 
 ROWS = [Row(prompt, 100 + i) for i, prompt in enumerate(["a red circle", "two blue square", "a green circle"])]
 

@@ -38,7 +38,16 @@ def finished(plan, micro_batch=4, finish=None, field=None, **geometry):
     roots, start = batch(**geometry)
     field = field or Field()
     finish = finish or Finish(field)
-    tree = grow_and_finish(plan, SIGMAS, roots, start, field, address_noise, micro_batch, finish=finish)
+    tree = grow_and_finish(
+        plan,
+        SIGMAS,
+        roots,
+        start=start,
+        evaluate=field,
+        noise=address_noise,
+        micro_batch=micro_batch,
+        finish=finish,
+    )
     return tree, finish
 
 

@@ -36,7 +36,7 @@ def test_step_and_log_prob_equal_the_reference_implementations(case):
     kernel = Kernel(case["kernel"], case["noise_level"], form)
     (ours,), std = transition(kernel, (x,), (v,), case["sigma"], case["sigma_next"], case["sigma_after_first"])
     torch.testing.assert_close(ours, mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(std, torch.tensor(case["std"]), rtol=1e-5, atol=0)
+    assert std == pytest.approx(case["std"], rel=1e-5)
     expected = torch.tensor(case["log_prob"])
     torch.testing.assert_close(log_prob((following,), (mean,), std, form), expected, rtol=1e-5, atol=1e-12)
 
@@ -46,7 +46,7 @@ def test_step_and_log_prob_equal_the_reference_implementations(case):
 def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     level, cap = 0.7, 0.9
     x, v = torch.randn(2, 5), torch.randn(2, 5, requires_grad=True)
-    mean, std = KERNELS[name](x, v, sigma, sigma_next, level, cap)
+    (mean,), std = transition(Kernel(name, level), (x,), (v,), sigma, sigma_next, cap)
     (derivative,) = torch.autograd.grad(mean.sum(), v)
     if name == "ddim_sde":
         drawn = level * sigma_next * math.sqrt(1 - (cap if sigma == 1 else sigma))
@@ -54,37 +54,33 @@ def test_mean_depends_on_velocity_as_derived(name, sigma, sigma_next):
     else:
         known = step(name, level, sigma, sigma_next, cap)  # the papers' formulas, written again
         expected, drawn = known.push, known.noise
-    assert std.item() == pytest.approx(drawn, rel=1e-5)
+    assert std == pytest.approx(drawn, rel=1e-5)
     assert derivative.flatten().tolist() == pytest.approx([expected] * 10, rel=1e-5, abs=1e-6)
-    assert slope(Kernel(name, level), sigma, sigma_next, cap) == (pytest.approx(expected, rel=1e-5), std.item())
+    assert slope(Kernel(name, level), sigma, sigma_next, cap) == pytest.approx((expected, std), rel=1e-5)
     assert expected < 0
-    assert not std.requires_grad
 
 
 def test_a_step_to_zero_is_deterministic_where_coefficients_are_kept_and_finite_elsewhere():
-    x, v = torch.randn(2, 5), torch.randn(2, 5)
     for name in NOISY:
-        mean, std = KERNELS[name](x, v, 0.25, 0.0, 0.7, 0.9)
-        assert mean.isfinite().all()
-        assert std.isfinite()
-        assert (std == 0) == (name in ("cps", "ddim_sde"))
-    torch.testing.assert_close(KERNELS["cps"](x, v, 0.25, 0.0, 0.7, 0.9)[0], x - 0.25 * v)  # the predicted clean sample
+        step = KERNELS[name](0.25, 0.0, 0.7, 0.9)
+        assert all(map(math.isfinite, step))
+        assert (step.std == 0) == (name in ("cps", "ddim_sde"))
+    assert KERNELS["cps"](0.25, 0.0, 0.7, 0.9) == pytest.approx((1, -0.25, 0))  # the predicted clean sample
 
 
 def test_a_step_from_pure_noise_uses_the_second_sigma_in_its_place():
-    _, std = KERNELS["flow_sde"](torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
-    assert std.item() == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1), rel=1e-5)
-    _, std = ddim_sde(torch.zeros(1), torch.zeros(1), 1.0, 0.9, 0.7, 0.9)
-    assert std.item() == pytest.approx(0.7 * 0.9 * math.sqrt(1 - 0.9), rel=1e-5)
+    assert flow_sde(1.0, 0.9, 0.7, 0.9).std == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1))
+    assert ddim_sde(1.0, 0.9, 0.7, 0.9).std == pytest.approx(0.7 * 0.9 * math.sqrt(1 - 0.9))
+    assert flow_sde(1.0, 0.9, 0.7, 1.0).std == math.inf
 
 
 def test_ddim_sde_is_cps_of_another_angle():
     """eta sqrt(1 - sigma) = sin(level pi / 2): the same step, parametrised otherwise."""
-    x, v, sigma, following, eta = torch.randn(2, 5), torch.randn(2, 5), 0.6, 0.45, 0.8
+    sigma, following, eta = 0.6, 0.45, 0.8
     level = math.asin(eta * math.sqrt(1 - sigma)) * 2 / math.pi
-    mean, std = ddim_sde(x, v, sigma, following, eta, 0.9)
-    torch.testing.assert_close(mean, cps(x, v, sigma, following, level, 0.9)[0])
-    assert std.item() == pytest.approx(eta * following * math.sqrt(1 - sigma), rel=1e-6)
+    step = ddim_sde(sigma, following, eta, 0.9)
+    assert step == pytest.approx(cps(sigma, following, level, 0.9))
+    assert step.std == pytest.approx(eta * following * math.sqrt(1 - sigma))
 
 
 @pytest.mark.parametrize("name", NOISY)
@@ -103,8 +99,7 @@ def test_a_pull_is_the_size_of_the_gradient_at_the_velocity(name, form):
 
 
 def manifold_std(sigma, sigma_next, level):
-    zero = torch.zeros(1)
-    return manifold_sde(zero, zero, sigma, sigma_next, level, 0.9)[1].item()
+    return manifold_sde(sigma, sigma_next, level, 0.9).std
 
 
 @pytest.mark.parametrize(("sigma", "sigma_next"), [(0.99, 0.95), (0.99, 0.98), (0.9, 0.5), (0.75, 2 / 3), (0.25, 0.0)])
@@ -116,8 +111,7 @@ def test_manifold_integrates_its_diffusion_over_the_step(sigma, sigma_next):
 def test_manifold_differs_from_flow_sde_as_published():
     sigmas = linear_sigmas(20, shift=5.0).tolist()
     manifold, flow = (
-        [kernel(torch.zeros(1), torch.zeros(1), *step, 0.5, sigmas[1])[1].item() for step in pairwise(sigmas)]
-        for kernel in (manifold_sde, flow_sde)
+        [kernel(*step, 0.5, sigmas[1]).std for step in pairwise(sigmas)] for kernel in (manifold_sde, flow_sde)
     )
     assert [manifold[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5555, 0.4256, 0.2535, 0.0795], abs=5e-5)
     assert [flow[i] for i in (0, 1, 4, -1)] == pytest.approx([0.5, 0.5186, 0.2728, 0.1171], abs=5e-5)
@@ -136,20 +130,8 @@ def test_manifold_is_random_at_every_fine_step_near_pure_noise():
     assert all(0 < manifold_std(*step, 0.7) < 1 for step in pairwise(fine))
 
 
-def test_sigmas_and_levels_may_differ_per_row():
-    x, v = torch.randn(3, 4), torch.randn(3, 4)
-    sigma, after, level = torch.tensor([[0.9, 0.5, 0.2], [0.8, 0.4, 0.1], [0.3, 0.7, 1.0]])[..., None]
-    for name, kernel in KERNELS.items():
-        mean, std = kernel(x, v, sigma, after, level, 0.9)
-        for i in range(3):
-            alone, alone_std = kernel(x[i], v[i], sigma[i], after[i], level[i], 0.9)
-            torch.testing.assert_close(mean[i], alone)
-            if name != "ode":
-                torch.testing.assert_close(std[i], alone_std)
-
-
 def test_forms_of_log_prob_agree_with_torch_distributions():
-    mean, following, std = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.tensor(0.3)
+    mean, following, std = torch.randn(3, 2, 4), torch.randn(3, 2, 4), 0.3
     joint = torch.distributions.Normal(mean, std).log_prob(following).flatten(1)
     torch.testing.assert_close(log_prob((following,), (mean,), std, "mean"), joint.mean(1))
     torch.testing.assert_close(log_prob((following,), (mean,), std, "sum"), joint.double().sum(1))
@@ -160,7 +142,7 @@ def test_forms_of_log_prob_agree_with_torch_distributions():
 def test_log_prob_is_joint_over_the_tensors_of_a_state():
     video, audio = torch.randn(2, 3, 4), torch.randn(2, 5)
     means = torch.zeros(2, 3, 4), torch.zeros(2, 5)
-    half = torch.tensor(0.5)
+    half = 0.5
     together = log_prob((video, audio), means, half, "sum")
     apart = log_prob((video,), means[:1], half, "sum") + log_prob((audio,), means[1:], half, "sum")
     torch.testing.assert_close(together, apart)
@@ -172,8 +154,7 @@ def test_a_sum_over_millions_of_dimensions_keeps_small_differences():
     size, std = 2_097_152, 0.3
     error = (std * torch.randn(2, size, generator=torch.Generator().manual_seed(1))).numpy()
     mean = torch.zeros(1, size)
-    found = [log_prob((torch.from_numpy(row[None]),), (mean,), torch.tensor(std), "sum").item() for row in error]
-    std = float(torch.tensor(std))
+    found = [log_prob((torch.from_numpy(row[None]),), (mean,), std, "sum").item() for row in error]
     wide = error.astype("float64")
     expected = (wide[1] ** 2 - wide[0] ** 2).sum() / (2 * std**2)
     assert found[0] - found[1] == pytest.approx(expected, abs=1e-6)
@@ -201,8 +182,8 @@ def test_a_long_row_scores_alone_what_it_scores_among_others(threads, form):
     drawn, mean = torch.randn(2, 5, 2**16, generator=generator)
     torch.set_num_threads(threads)
     try:
-        together = log_prob((drawn,), (mean,), torch.tensor([0.5]), form)
-        alone = [log_prob((drawn[i : i + 1],), (mean[i : i + 1],), torch.tensor([0.5]), form) for i in range(5)]
+        together = log_prob((drawn,), (mean,), 0.5, form)
+        alone = [log_prob((drawn[i : i + 1],), (mean[i : i + 1],), 0.5, form) for i in range(5)]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))

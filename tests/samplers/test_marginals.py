@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samplers.kernels import KERNELS
+from samplers.kernels import Kernel, transition
 from samplers.schedule import linear_sigmas
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "gaussian_marginals.json").read_text())
@@ -35,9 +35,9 @@ def exact_moments(case):
     for sigma, following, kernel, cap in steps(case):
         x = torch.tensor([0.0, 1.0])
         v = velocity(x.double(), sigma, case["target_mean"], case["target_std"]).float()
-        (offset, at_one), std = KERNELS[kernel](x, v, sigma, following, case["noise_level"], cap)
+        ((offset, at_one),), std = transition(Kernel(kernel, case["noise_level"]), (x,), (v,), sigma, following, cap)
         slope = (at_one - offset).item()
-        mean, variance = slope * mean + offset.item(), slope**2 * variance + std.item() ** 2
+        mean, variance = slope * mean + offset.item(), slope**2 * variance + std**2
     return mean, math.sqrt(variance)
 
 
@@ -61,7 +61,7 @@ def test_samples_have_the_exact_moments(case):
     x = torch.randn(SAMPLES, generator=generator)
     for sigma, following, kernel, cap in steps(case):
         v = velocity(x, sigma, case["target_mean"], case["target_std"])
-        mean, std = KERNELS[kernel](x, v, sigma, following, case["noise_level"], cap)
+        (mean,), std = transition(Kernel(kernel, case["noise_level"]), (x,), (v,), sigma, following, cap)
         x = mean + std * torch.randn(SAMPLES, generator=generator) if std > 0 else mean
     error = case["final_std"] / math.sqrt(SAMPLES)
     assert abs(x.mean().item() - case["final_mean"]) < 4 * error

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import ODE, Kernel
 from samplers.plans import SIDE, branch, brush, chain, twigs
 from samplers.schedule import linear_sigmas
-from samplers.trees import TRUNK, TWIG, Root, grow
+from samplers.trees import TRUNK, TWIG, Root
 
 SDE = Kernel("flow_sde", 0.7)
 

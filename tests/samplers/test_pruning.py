@@ -7,8 +7,9 @@ import torch
 from grown import SDE, SIGMAS, Field, address_noise, batch, grown, mixed
 
 from samplers import plans
+from samplers.growth import grow
 from samplers.pruning import replace_roots
-from samplers.trees import Root, grow
+from samplers.trees import Root
 
 CHAIN = plans.chain([SDE] * 4, range(3), range(3))
 

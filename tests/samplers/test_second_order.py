@@ -7,10 +7,11 @@ import torch
 from diffusers import DPMSolverMultistepScheduler
 from gaussian_flow import MEAN, STD, schedule, velocity
 
+from samplers.growth import grow
 from samplers.kernels import DPM2, ODE, Kernel
 from samplers.plans import branch, chain, second_order
 from samplers.second_order import SecondOrder
-from samplers.trees import Move, Root, grow
+from samplers.trees import Move, Root
 
 START = torch.linspace(-2, 2, 9)[:, None]
 
@@ -128,7 +129,7 @@ def test_estimates_are_kept_for_as_long_as_a_step_needs_them():
     ratio = (math.log(0.5 / 0.5) - math.log(0.3 / 0.7)) / (math.log(0.3 / 0.7) - math.log(0.1 / 0.9))
     found = added([2, 3], [4, 5], 0.7, 0.5, torch.zeros(2, 3))
     torch.testing.assert_close(found, torch.full((2, 3), 0.2 / 0.7 * ratio / 2 * 0.9))  # estimates are 1 - 0.9, then 1
-    second.forget(2)
+    second.forget([2])
     found = added([2, 3], [6, 7], 0.7, 0.5, torch.zeros(2, 3))
     assert not found[0].any()
     assert found[1].all()

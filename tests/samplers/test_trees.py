@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samplers import noise
+from samplers.growth import grow, trained_steps
 from samplers.kernels import ODE, log_prob
 from samplers.plans import chain, twigs
 from samplers.pruning import prune
-from samplers.trees import TRUNK, TWIG, Move, edge_transition, grow, trained_steps
+from samplers.trees import TRUNK, TWIG, Move, edge_transition
 
 
 def test_an_ode_chain_is_plain_euler():

@@ -92,7 +92,7 @@ class EngineRollout:
             plan: plan of the iteration.
             roots: their rows have the seeds of the samples; see `flowgrpo_engine.asking`.
             micro_batch: largest number of rows in one call of our model.
-            keep_means: see `samplers.trees.grow`.
+            keep_means: see `samplers.growth.grow`.
 
         Raises:
             EngineError: an engine did not answer, or sent something else than was requested.

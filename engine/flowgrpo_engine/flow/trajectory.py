@@ -44,8 +44,8 @@ def chains_of(
 ) -> Chains:
     """Return an engine's chains, with the log-probabilities of their trained edges under our model.
 
-    Nodes, evaluations and their order are those of `samplers.trees.grow`. So the update replays exactly the calls made here,
-    and its ratio begins at exactly 1. Steps that are not trained are not evaluated.
+    Nodes, evaluations and their order are those of `samplers.growth.grow`. So the update replays exactly the calls made
+    here, and its ratio begins at exactly 1. Steps that are not trained are not evaluated.
 
     Args:
         plan: one move with one child for each step.

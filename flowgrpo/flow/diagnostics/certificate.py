@@ -24,9 +24,10 @@ from flowgrpo.training.reports.doctor_checks import Check, gap_of
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.audio import Films, join_samples, tensors
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import ODE, Kernel, log_prob
 from samplers.plans import chain
-from samplers.trees import Root, Tree, edge_transition, grow
+from samplers.trees import Root, Tree, edge_transition
 
 TOLERANCE = 1e-5  # difference of equivalent float32 samples, in standard deviations; the checks allow ten times this
 BFLOAT16_DRIFT = 0.0  # equal calls give equal numbers in any dtype

@@ -32,9 +32,10 @@ from flowgrpo.training.scoring.scorer import Scorer
 from rewards import Reward
 from samplers import noise
 from samplers.batches import batched
+from samplers.growth import draw_noise, grow
 from samplers.kernels import DPM2, ODE, Kernel, State, slope
 from samplers.levels import DEFAULT_LEVELS
-from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, draw_noise, grow, stack_states
+from samplers.trees import TRUNK, TWIG, Move, Plan, Root, Tree, stack_states
 
 REDRAWN, STILL = "redrawn", "still"
 SIDE = 96  # longest side of a picture, pixels

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -145,6 +145,7 @@ class DenoisingLoop:
         state: State | None = None,
         *,
         landing: State = (),
+        onward: Callable[[torch.Tensor], torch.Tensor] | None = None,
         output_type: str = "latent",
         record: bool = False,
         watch: Watch | None = None,
@@ -158,11 +159,12 @@ class DenoisingLoop:
             steps: see `FlowSDEScheduler.restrict`.
             state: replaces the latents that the pipeline prepares.
             landing: states that the steps return in place of their results.
+            onward: takes the steps in place of the scheduler, which then records none.
             output_type: `latent`, or `pt` to decode.
             record: record steps even if the whole schedule runs.
             watch: called after each step of the loop.
         """
-        self.scheduler.restrict(steps, landing)
+        self.scheduler.restrict(steps, landing, onward)
         self.scheduler.recording = record or steps is not None
         self.latents.reset(state)
         # Not if the call decodes: given latents, some pipelines draw other noise for decoding.
@@ -249,6 +251,20 @@ class DenoisingLoop:
             steps = range(first, first + len(steps) - 1) if self.sigmas[first : first + len(steps)] == steps else steps
         recorded = self.run_slice(rows, steps, state)[1][-len(state) :]
         return tuple(step.next_sample.to(x.dtype) for step, x in zip(recorded, state, strict=True))
+
+    def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
+        """Take several steps in one call, each by `onward`: velocity -> next state.
+
+        The velocities are those of `velocity`, bit for bit. Not valid if the loop `pins`, or the state has several
+        tensors: the pipeline asks for the result of one before it knows the velocity of the next.
+        """
+        device = self.pipe._execution_device.type
+
+        def taken(velocity: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(device, enabled=False):  # that of the pipeline is no matter of the step
+                return onward((velocity,))[0]
+
+        self.run_slice(rows, steps, state, onward=taken)
 
     def step(
         self, rows: Sequence[Row], steps: range | tuple[float, ...], state: State

@@ -55,6 +55,9 @@ class Policy(Protocol):
     def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
         """Return the velocity of each tensor of `state` at `sigma`; differentiable unless under `torch.no_grad`."""
 
+    def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
+        """Call `onward(velocity)` at each of `steps`, first at `state`; its result is the next state."""
+
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Take ODE steps from the first to the last of `sigmas`."""
 
@@ -166,6 +169,13 @@ class DiffusersPolicy:
         """Return the velocity that the pipeline hands to its scheduler at `sigma`."""
         return join([self.walk.velocity(part, sigma, batch) for batch, part in self._cut(rows, state)])
 
+    def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
+        """Take several steps, in one call of the pipeline if the rows share one; see `DenoisingLoop.travel`."""
+        if len(state) > 1 or self.pins or len(self._cut(rows)) > 1:
+            step_by_step(self, state, steps, rows, onward)
+        else:
+            self.walk.travel(state, steps, rows, onward)
+
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Take ODE steps in one call of the pipeline; see `DenoisingLoop.finish`."""
@@ -205,6 +215,14 @@ class DiffusersPolicy:
             self.capabilities = probe_batching(self.walk, [rows[0], other], self.capabilities)
             self._probed |= {False, _unequal(rows)}
         return cut(self.walk, self.capabilities, rows, state)
+
+
+def step_by_step(
+    policy: Policy, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]
+) -> None:
+    """Take several steps, with a call of `policy.velocity` for each."""
+    for step in steps:
+        state = onward(policy.velocity(state, policy.sigmas[step], rows))
 
 
 def _unequal(rows: Sequence[Row]) -> bool:

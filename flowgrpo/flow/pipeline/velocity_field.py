@@ -71,6 +71,11 @@ class FieldPolicy:
         self.evaluations += len(x)
         return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
 
+    def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
+        """Take several steps, each by `onward`: velocity -> next state."""
+        for step in steps:
+            state = onward(self.velocity(state, self.sigmas[step], rows))
+
     @torch.no_grad()
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Take Euler steps from the first to the last of `sigmas`."""

@@ -16,8 +16,9 @@ from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_roots
+from samplers.growth import grow
 from samplers.schedule import linear_sigmas
-from samplers.trees import Evaluation, Root, Tree, grow
+from samplers.trees import Evaluation, Root, Tree
 
 
 @dataclass(frozen=True, kw_only=True)

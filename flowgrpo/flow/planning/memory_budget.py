@@ -78,7 +78,8 @@ class FlowBudget(Budget):
         }
         # Low-precision copies of fully trained weights exist only while starts are drafted.
         drafting = stay | {"weights": weights + (0 if model.lora else copies)}
-        waiting = min(-(-self.samples // shards), WAITING * self.group) * trial.rollout.sample
+        # Samples that wait for their scores, and those of groups that share a call of the decoder with them.
+        waiting = min(-(-self.samples // shards), WAITING * self.group + rows) * trial.rollout.sample
         decoding = drafting | {"weights": drafting["weights"] + away, "samples": waiting}
         scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and the samples that wait
         encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))} | rewards

@@ -30,8 +30,8 @@ from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
+from samplers.growth import trained_steps
 from samplers.schedule import euler_sigmas, linear_sigmas
-from samplers.trees import trained_steps
 
 if TYPE_CHECKING:  # only a plan of shared calls needs it
     from flowgrpo.flow.model import context_parallel

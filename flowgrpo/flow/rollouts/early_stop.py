@@ -34,8 +34,9 @@ from flowgrpo.training.state import RunState
 from rewards import Reward
 from rewards.audio import join_samples
 from samplers.batches import batched
+from samplers.growth import trained_steps
 from samplers.kernels import State
-from samplers.trees import Evaluate, Plan, Root, Tree, stack_states, trained_steps
+from samplers.trees import Evaluate, Plan, Root, Tree, stack_states
 
 Tensor = torch.Tensor
 

@@ -30,9 +30,10 @@ from flowgrpo.training.prompts.failed_groups import failed_groups
 from flowgrpo.training.reports.metrics import mean
 from flowgrpo.training.scoring.scorer import Scores
 from samplers import noise
+from samplers.growth import trained_steps
 from samplers.kernels import State
 from samplers.pruning import replace_roots
-from samplers.trees import Plan, Root, Tree, stack_states, trained_steps
+from samplers.trees import Plan, Root, Tree, stack_states
 
 Tensor = torch.Tensor
 Roll = Callable[..., tuple[Tree, Scores]]

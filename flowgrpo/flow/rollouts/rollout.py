@@ -25,8 +25,9 @@ from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
+from samplers.growth import grow
 from samplers.kernels import State
-from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree, grow
+from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def walk(
     start: State | None = None,
     address: str = "edge",
 ) -> Tree:
-    """Grow the trees of one iteration, and return them as one; see `samplers.trees.grow`.
+    """Grow the trees of one iteration, and return them as one; see `samplers.growth.grow`.
 
     Args:
         roots: roots of this process; their rows are `Row`s.
@@ -202,21 +203,19 @@ def walk(
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
         gate: chooses which chains go on; it needs `finish` None. None: all.
     """
-    start = start_roots(policy, roots, micro_batch) if start is None else start
-    evaluate, noises = evaluate or policy.velocity, edge_noise(seed, iteration, address)
-    arguments = (
-        plan,
-        policy.sigmas,
-        roots,
-        start,
-        evaluate,
-        noises,
-        micro_batch,
-        keep_means,
-        keep_graphs,
-        keep_shared,
-    )
-    return grow(*arguments, gate=gate) if finish is None else grow_and_finish(*arguments, finish=finish)
+    growth: dict[str, Any] = {
+        "start": start_roots(policy, roots, micro_batch) if start is None else start,
+        "evaluate": evaluate or policy.velocity,
+        "travel": policy.travel if evaluate is None else None,
+        "noise": edge_noise(seed, iteration, address),
+        "micro_batch": micro_batch,
+        "keep_means": keep_means,
+        "keep_graphs": keep_graphs,
+        "keep_shared": keep_shared,
+    }
+    if finish is not None:
+        return grow_and_finish(plan, policy.sigmas, roots, finish=finish, **growth)
+    return grow(plan, policy.sigmas, roots, gate=gate, **growth)
 
 
 def start_roots(policy: Policy, roots: Sequence[Root], micro_batch: int) -> State:
@@ -261,12 +260,16 @@ def _decode_groups(
     by_group: dict[int, list[int]],
     micro_batch: int,
 ) -> Iterator[Piece]:
-    """Yield the decoded samples of each group's leaves, one group at a time."""
-    with phase("decoding", len(tree.leaves)) as decoding:
+    """Yield the decoded samples of each group's leaves, one group at a time; groups share full calls of the decoder."""
+    nodes = {index: tree.nodes[tree.leaves[index]] for indices in by_group.values() for index in indices}
+    batches, parts = iter(batched(list(nodes), micro_batch)), list[Any]()
+    with phase("decoding", len(nodes)) as decoding:
         for group, indices in by_group.items():
-            nodes = [tree.nodes[tree.leaves[index]] for index in indices]
-            rows = [node.root.row for node in nodes]
-            parts = zip(batched(indices, micro_batch), batched(rows, micro_batch), strict=True)
-            samples = [decode(leaves, batch) for leaves, batch in parts]
-            yield Piece(group, [node.path for node in nodes], join_samples(samples), rows)
-            decoding.advance(len(rows))
+            while sum(map(len, parts)) < len(indices):
+                batch = next(batches)
+                parts.append(decode(batch, [nodes[index].root.row for index in batch]))
+                decoding.advance(len(batch))
+            samples = join_samples(parts)
+            parts = [samples[len(indices) :]]
+            own = [nodes[index] for index in indices]
+            yield Piece(group, [node.path for node in own], samples[: len(indices)], [node.root.row for node in own])

@@ -68,8 +68,7 @@ def test_a_form_without_constants_is_told_as_the_density_that_it_stands_for():
     """-mean(e^2) over 2 std^2 is the mean log-density but for a constant."""
     tree, engine = rolled("constant_free", (0.01,) * 4, "cps")
     told = correction.mismatch(tree, engine, 2.0)
-    zero = torch.zeros(1)
-    stds = [float(cps(zero, zero, s, after, LEVEL, 0.75)[1]) for s, after in ((1.0, 0.75), (0.75, 0.5))]
+    stds = [cps(s, after, LEVEL, 0.75).std for s, after in ((1.0, 0.75), (0.75, 0.5))]
     expected = [0.01 / (2 * std**2) for std in stds for _ in range(2)]
     assert told.each.tolist() == pytest.approx(expected, rel=1e-5)
     assert told.joint.tolist() == pytest.approx([2 * (expected[0] + expected[2])] * 2, rel=1e-5)

@@ -8,10 +8,11 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo_engine.flow.trajectory import chains_of
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, grow
+from samplers.trees import Root
 
 KERNEL = Kernel("flow_sde", 0.7)
 ROOTS = [

@@ -59,7 +59,7 @@ class LossInputs:
     old_log_prob: Tensor
     advantage: Tensor
     mean: State | None = None
-    std: Tensor = ABSENT
+    std: float = torch.nan
     step_size: float = ABSENT
     velocity: State | None = None
     diffuses: bool = True

@@ -28,8 +28,9 @@ from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts.rollout import rollout
 from flowgrpo.training.advantages.baseline import GroupMean
 from rewards import Reward
+from samplers.growth import grow
 from samplers.kernels import Kernel
-from samplers.trees import Move, Root, grow
+from samplers.trees import Move, Root
 
 SIGMAS = schedule(6)
 SDE = Kernel("flow_sde", 0.7)

@@ -15,10 +15,11 @@ from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.training.fitting.saved_tensor_meter import SavedTensorMeter
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import Kernel
 from samplers.plans import chain
 from samplers.schedule import linear_sigmas
-from samplers.trees import Root, grow
+from samplers.trees import Root
 
 PROMPTS = ["a red circle", "two blue square", "a green circle"]
 

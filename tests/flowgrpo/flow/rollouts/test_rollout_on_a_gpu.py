@@ -9,9 +9,10 @@ from replayed import ROWS, policy_of, trained
 from torch.utils._pytree import tree_leaves
 
 from samplers import noise
+from samplers.growth import grow
 from samplers.kernels import Kernel
 from samplers.plans import branch
-from samplers.trees import Root, grow
+from samplers.trees import Root
 
 SDE = Kernel("flow_sde", 0.7)
 

@@ -18,10 +18,11 @@ from flowgrpo.flow.updates.path_ratios import PathRatios
 from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
+from samplers.growth import grow
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import branch, chain
 from samplers.pruning import prune
-from samplers.trees import Root, edge_transition, grow
+from samplers.trees import Root, edge_transition
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}

@@ -15,8 +15,9 @@ from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.schema.sections import Train
 from flowgrpo.training.distributed import minibatches
 from flowgrpo.training.distributed.assignment import Assignment, assign_members
+from samplers.growth import grow
 from samplers.kernels import Kernel
-from samplers.trees import TRUNK, Move, Root, grow
+from samplers.trees import TRUNK, Move, Root
 
 
 def settings(folder, preset, tree=None, steps=6, **train):

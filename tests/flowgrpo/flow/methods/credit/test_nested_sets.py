@@ -13,8 +13,9 @@ from flowgrpo.training.advantages.baseline import LeaveOneOut
 from flowgrpo.training.advantages.comparison_sets import nested_leave_one_out
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.advantages.tree_credit import subtree_means
+from samplers.growth import grow
 from samplers.plans import branch, brush, chain
-from samplers.trees import Move, Root, grow
+from samplers.trees import Move, Root
 
 NAN = math.nan
 ONE = torch.ones(1, dtype=torch.float64)

@@ -24,10 +24,11 @@ from flowgrpo.flow.updates.update import Credited, update_part
 from flowgrpo.training.advantages.clipped_ratio import bounded_exp, clip_loss, clip_mask, soft_gate_loss
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.weights.trained_weights import Weights
+from samplers.growth import grow
 from samplers.kernels import Kernel, log_prob, transition
 from samplers.plans import chain
 from samplers.schedule import euler_sigmas, linear_sigmas
-from samplers.trees import Root, grow
+from samplers.trees import Root
 
 
 def normalised_ratio(case):

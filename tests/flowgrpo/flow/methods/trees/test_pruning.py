@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from flowgrpo.flow.methods.trees.pruning import extremes, parent_top1
 from flowgrpo.flow.methods.trees.tree import Branch, Pruning
+from samplers.growth import grow
 from samplers.kernels import Kernel
 from samplers.pruning import prune
 from samplers.schedule import linear_sigmas
-from samplers.trees import TRUNK, Root, grow
+from samplers.trees import TRUNK, Root
 
 KERNELS = (Kernel("dance_sde", 0.3),) * 20
 LAST_SPLIT = 9  # of 0, 3, 6, 9
