@@ -26,10 +26,17 @@ from samplers.kernels import State
 
 
 class Policy(Protocol):
-    """Protocol of a trainable model; `modules` are its trained networks, `evaluations` the samples they processed."""
+    """Protocol of a trainable model.
+
+    Attributes:
+        modules: its trained networks.
+        evaluations: samples that they have processed.
+        takes: names of the call arguments that rows may give as columns.
+    """
 
     modules: dict[str, torch.nn.Module]
     evaluations: int
+    takes: set[str]
 
     @property
     def call(self) -> dict[str, Any]:

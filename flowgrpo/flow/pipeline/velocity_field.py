@@ -35,6 +35,7 @@ class FieldPolicy:
         self.shape = tuple(shape)
         self.sigmas = tuple(float(sigma) for sigma in sigmas)
         self.evaluations, self.pins = 0, False
+        self.takes: set[str] = set()
         self._decode = decode
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:

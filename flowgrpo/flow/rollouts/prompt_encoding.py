@@ -31,11 +31,17 @@ def encode_run(
 ) -> None:
     """Encode the training prompts that a process will sample, if it `rolls_out`, and its evaluation prompts.
 
-    `shards` are the data shards of the process: one, or several for a generator. `done` iterations precede a resume.
+    If the text encoders stay, texts are encoded when they are first sampled, and only the longest and the shortest
+    here, with all prompts that have conditions, such as a picture. `shards` are the data shards of the process: one, or
+    several for a generator. `done` iterations precede a resume.
     """
+
+    def due(prompts: Sequence[Prompt]) -> list[Prompt]:
+        waits = config.model.text_encoders == "keep"
+        return [prompt for prompt in prompts if not waits or policy.takes & prompt.columns.keys()]
+
     indices = indices_ahead(config, len(train_prompts), done=done, shards=shards) if rolls_out else ()
-    ahead = [train_prompts[i] for i in indices]
-    rows = build_rows([*longest_and_shortest(train_prompts), *ahead])
+    rows = build_rows([*longest_and_shortest(train_prompts), *due([train_prompts[i] for i in indices])])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
         policy.prepare(rows)
@@ -47,7 +53,7 @@ def encode_run(
                 policy.prepare(rows, "train.draft.call")
     held_out = longest_and_shortest(eval_prompts)
     for shard in shards:
-        held_out += eval_prompts[shard.index :: shard.count]
+        held_out += due(eval_prompts[shard.index :: shard.count])
     with policy.call_overrides(**evaluation):
         policy.prepare(build_rows(held_out), "eval.call" if config.eval.call else "model.call")
 

@@ -121,6 +121,8 @@ class EmbeddingCache:
         """Put the text encoders back, by default on the pipeline's device; raise InputError if they were freed."""
         if self._freed:
             raise InputError("the text encoders were freed: set model.text_encoders=offload to have them again")
+        if not self._offloaded:
+            return
         device = device or self.pipe.device
         for name, module in self._offloaded.items():
             # Set before the move, so that `offload` finds it even if the move fails halfway.

@@ -41,6 +41,7 @@ def rolled_out(policy, micro_batch=4, kernel=Kernel("flow_sde", 0.7), count=8): 
             policy.velocity,
             lambda shape, *address: noise.noise(shape, "test", *address),
             micro_batch,
+            travel=policy.travel,
         )
 
 
