@@ -233,7 +233,12 @@ def roll_out(policy: DiffusersPolicy, rows: Sequence[Row], kernel: Kernel | Sequ
         return noise.noise(shape, "certificate", *address)
 
     with torch.no_grad():
-        growth = {"evaluate": policy.velocity, "travel": policy.travel, "noise": edge_noise, "micro_batch": micro_batch}
+        growth: dict[str, Any] = {
+            "evaluate": policy.velocity,
+            "travel": policy.travel,
+            "noise": edge_noise,
+            "micro_batch": micro_batch,
+        }
         return grow(chain(kernels, steps, steps), policy.sigmas, roots, start, **growth)
 
 

@@ -132,3 +132,20 @@ def test_a_field_has_nothing_to_encode(workplace):
     prompt_encoding.encode_run(policy, chosen, [Prompt("a")], [])
     with pytest.raises(InputError, match="a velocity field takes no call arguments"):
         prompt_encoding.encode_run(policy, config.load("tiny.yaml", {"eval.call.height": 16}), [Prompt("a")], [])
+
+
+@pytest.mark.parametrize("where", ["keep", "free"])
+def test_texts_wait_for_their_first_sample_if_the_encoders_stay(where, workplace):
+    encoded = []
+
+    class Taking(FieldPolicy):
+        def prepare(self, rows, key="model.call"):
+            encoded.extend(row.prompt for row in rows)
+
+    policy = Taking(torch.nn.Linear(1, 1), (1,), [1.0, 0.0])
+    policy.takes = {"image"}
+    chosen = config.load("tiny.yaml", {"model.text_encoders": where, "train.groups": 6, "train.iterations": 1})
+    prompts = [Prompt("x" * length) for length in (1, 2, 3, 4, 5)] + [Prompt("pictured", columns={"image": "a.png"})]
+    prompt_encoding.encode_run(policy, chosen, prompts, prompts[:3])
+    always = {"x", "xxx", "pictured"}  # the shortest and the longest of each set, and what has a picture
+    assert set(encoded) == (always if where == "keep" else {prompt.text for prompt in prompts})
