@@ -6,6 +6,7 @@ import pytest
 import torch
 from field import MANY_DRAWS, TARGET, differing, lines, resumed, settings, trainer, weights_of
 
+from flowgrpo.flow.planning.iteration_forecast import most_further, predict_cost
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 STAGED = {"prompts__pick": {"second_stage": "equal"}, "train__iterations": 1, "train__replay": "always"}
@@ -121,3 +122,18 @@ def test_kept_trees_hold_the_samples_of_both_stages(tmp_path):
         assert sum(not node.estimated for node in tree.nodes) == roots
         for node in tree.nodes:
             assert node.parent is None or tree.nodes[node.parent].step == node.step - 1
+
+
+@pytest.mark.parametrize("preset", ["flow_grpo", "tempflow", "nft"])
+def test_the_plan_has_the_most_that_it_costs(tmp_path, preset):
+    """Four times the samples in all, where none of them earns anything."""
+    chosen = {"algorithm": {"preset": preset}, "run__patience": None, "train__group_size": 24}
+    config = settings(tmp_path, **STAGED | chosen)
+    run = trainer(config, reward=lambda samples, prompts: torch.zeros(len(samples)), held_out=0)
+    run.run()
+    (line,) = lines(run)
+    first, (rollout, update, decoded) = predict_cost(config, 6), most_further(config, 6)
+    assert decoded == 3 * first.decoded == line["cost/decoded"] - first.decoded
+    assert line["cost/rollout_evaluations"] == first.rollout + rollout
+    assert line["cost/update_evaluations"] == first.update + update
+    assert most_further(settings(tmp_path, **chosen), 6) == (0, 0, 0)
