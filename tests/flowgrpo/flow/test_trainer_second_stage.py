@@ -120,6 +120,8 @@ def test_kept_trees_hold_the_samples_of_both_stages(tmp_path):
         starts = [node for node in tree.nodes if node.parent is None]
         assert (len(starts), len({node.seed for node in starts})) == (roots, roots)
         assert sum(not node.estimated for node in tree.nodes) == roots
+        steps = [node.log_prob for node in tree.nodes if node.trained]
+        assert len({*steps}) == len(steps) > roots  # no step is shown as another's
         for node in tree.nodes:
             assert node.parent is None or tree.nodes[node.parent].step == node.step - 1
 
