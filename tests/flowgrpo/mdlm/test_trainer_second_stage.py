@@ -96,9 +96,13 @@ def test_kept_texts_are_of_both_stages(settings, watched):
 def test_the_preset_brings_its_second_stage_along_unless_the_config_has_one(settings):
     pick = settings(algorithm__preset="dars").prompts.pick
     assert (pick.second_stage.form, pick.second_stage.most) == ("equal", 4.0)
-    other = settings(algorithm__preset="dars", prompts__pick={"by": "variance", "second_stage": "hardness"}).prompts.pick
+    other = settings(
+        algorithm__preset="dars", prompts__pick={"by": "variance", "second_stage": "hardness"}
+    ).prompts.pick
     assert (other.by, other.second_stage.form) == ("variance", "hardness")
-    assert settings(algorithm__preset="dars", prompts__pick={"by": "variance"}).prompts.pick.second_stage.form == "equal"
+    assert (
+        settings(algorithm__preset="dars", prompts__pick={"by": "variance"}).prompts.pick.second_stage.form == "equal"
+    )
     assert settings(algorithm__preset="dars", prompts__pick__second_stage=None).prompts.pick.second_stage is None
     assert settings(algorithm__preset="diffu_grpo").prompts.pick.second_stage is None
 

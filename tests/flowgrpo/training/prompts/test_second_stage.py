@@ -85,7 +85,8 @@ def test_further_trees_are_whole_and_groups_of_unequal_sizes_have_their_own_limi
 
 
 @pytest.mark.parametrize(
-    ("split", "algorithm"), [("groups", "flow_grpo"), ("samples", "flow_grpo"), ("edges", "flow_grpo"), ("groups", "dpo")]
+    ("split", "algorithm"),
+    [("groups", "flow_grpo"), ("samples", "flow_grpo"), ("edges", "flow_grpo"), ("groups", "dpo")],
 )
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_each_stage_is_shared_out_by_itself_and_no_part_of_the_first_moves(tmp_path, split, algorithm, processes):
