@@ -131,7 +131,7 @@ class SecondStage(Strict):
     form: Literal["equal", "hardness"] = "equal"
     """What a group of N samples with mean reward p < 1/2 reaches in sum |A|, which is 2 p (1 - p) N for rewards of 0 and 1.
     equal: N / 2, the sum at p = 1/2; hardness: (1 - p) N, so that harder groups reach more."""
-    most: float = Field(4.0, gt=1)
+    most: float = Field(4.0, gt=1, le=1e6)
     """Largest group after both stages, as a multiple of its first size; DARS has 4, and 8 for hardness."""
 
     def further(self, p: float, number: int) -> int:

@@ -59,7 +59,7 @@ def add_second_stage(config: RunConfig, groups: Groups, rewards: Iterable[tuple[
     """Return the groups with the roots of a second stage, by `prompts.pick.second_stage`.
 
     `rewards` are (group, total reward) of all samples of the first stage, in an order that does not depend on the number of
-    processes. Lost ones (NaN) are skipped, and a group of lost samples gets no further ones. A tree of several samples
+    processes. Those that are not finite are skipped, and a group of lost samples gets no further ones. A tree of several samples
     counts as all of them, so the number of further trees is rounded up.
     """
     pick, train = config.prompts.pick, config.train
@@ -67,7 +67,7 @@ def add_second_stage(config: RunConfig, groups: Groups, rewards: Iterable[tuple[
     assert stage is not None, "only runs with a second stage call this"
     known: dict[int, list[float]] = defaultdict(list)
     for group, reward in rewards:
-        if not math.isnan(reward):
+        if math.isfinite(reward):
             known[group].append(reward)
     leaves = train.group_size // config.algorithm.roots(train.group_size)
     sizes = []
