@@ -59,8 +59,8 @@ def add_second_stage(config: RunConfig, groups: Groups, rewards: Iterable[tuple[
     """Return the groups with the roots of a second stage, by `prompts.pick.second_stage`.
 
     `rewards` are (group, total reward) of all samples of the first stage, in an order that does not depend on the number of
-    processes. Those that are not finite are skipped, and a group of lost samples gets no further ones. A tree of several samples
-    counts as all of them, so the number of further trees is rounded up.
+    processes. Those that are not finite are skipped, and a group of lost samples gets no further ones. A tree counts as all
+    of its samples, so the number of further trees is rounded up.
     """
     pick, train = config.prompts.pick, config.train
     stage = pick.second_stage

@@ -62,7 +62,7 @@ def test_the_sum_of_all_advantages_is_just_what_the_form_asks_for(form):
 
 
 def test_rewards_of_any_scale_count_from_worst_to_best_and_lost_ones_do_not(tmp_path):
-    """Means of 1/8 and 3/8 of the way, above the best, below the worst, none, and 1/4 where half are not finite."""
+    """Means of 1/8 and 3/8, above the best, below the worst, none, and 1/4 where half are not finite."""
     rewards = [[1.5] * 4, [3.0, 2.0] * 2, [9.0] * 4, [-9.0] * 4, [math.nan] * 4, [2.0, math.nan, 2.0, math.inf]]
     pick = {"second_stage": "equal", "worst": 1.0, "best": 5.0}
     _, groups = staged(tmp_path, rewards, prompts__pick=pick)
