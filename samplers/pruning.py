@@ -1,7 +1,7 @@
 """Parts of trees that leave the update.
 
 `prune` drops trained edges and regroups the remaining ones into full micro-batches. `replace_roots` drops the trees of
-some roots and puts others in their place.
+some roots and adds others.
 """
 
 from __future__ import annotations
@@ -76,12 +76,11 @@ def _present(value: T | None) -> T:
 
 
 def replace_roots(tree: Tree, other: Tree) -> Tree:
-    """Return the tree with the trees of `other` in place of those of the same roots (group and index).
+    """Return the tree with the trees of `other` added, in place of those of the same roots (group and index).
 
     The nodes of a dropped root stay in `Tree.nodes`, so that indices stay valid, but no leaf and no evaluation has
     them. The nodes of `other` follow. Evaluations are ordered by sigma, from noise to data. An evaluation that loses
-    rows has fewer rows than in the rollout, so their ratio is 1 only up to rounding. Neither tree has `shared` states
-    or graphs.
+    rows has fewer rows than in the rollout, so their ratio is 1 only up to rounding. Neither tree has graphs.
     """
     dropped = {(node.root.group, node.root.index) for node in other.nodes}
     kept = torch.tensor([(node.root.group, node.root.index) not in dropped for node in tree.nodes])
@@ -101,6 +100,8 @@ def replace_roots(tree: Tree, other: Tree) -> Tree:
         sorted(evaluations, key=lambda evaluation: -evaluation.sigma),
         [leaf for leaf in tree.leaves if kept[leaf]] + [leaf + first for leaf in other.leaves],
         tuple(torch.cat(column) for column in samples),
+        {i: state for i, state in tree.shared.items() if kept[i]}
+        | {i + first: state for i, state in other.shared.items()},
     )
 
 

@@ -87,6 +87,7 @@ VARIANTS = (
     Variant("bnpo", _drawn(1.0), changes={"algorithm.baseline.bound": 5.0}),  # for rewards that are not 0 or 1
     Variant("dcpo", _drawn(1.0)),
     Variant("riskpo", _drawn(1.0)),
+    Variant("dars", _drawn(1.0)),
     Variant("igpo", _drawn(1.2), "by_one_step", name="igpo, no hints", changes=_NO_HINTS),
     Variant("cj_grpo", _drawn(1.0, "random"), _PATH, name="cj_grpo, random", changes=_DECODERS["random"]),
     Variant("cj_grpo", _ENTROPY, name="cj_grpo, entropy", changes=_DECODERS["entropy"]),

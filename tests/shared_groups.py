@@ -50,6 +50,10 @@ CASES = {
     "final samples in pairs": (PAIRS | {"algorithm": {"preset": "dpo"}}, [CLOSE]),
     "final samples in pairs of a snapshot": (PAIRS | {"algorithm": SNAPSHOT}, [CLOSE]),
     "groups of unequal sizes": (UNEQUAL | {"prompts__pick": {"budget": "knapsack", "worst": -9.0}}, [CLOSE]),
+    "hard groups, which get further samples": (
+        UNEQUAL | {"train__split": "samples", "prompts__pick": {"second_stage": "equal", "worst": -5.0}},
+        [CLOSE],
+    ),
     "groups by variance, by quantiles": (
         UNEQUAL | {"prompts__pick": {"budget": "root_variance"}, "algorithm__baseline": "quantile"},
         [CLOSE],

@@ -27,6 +27,7 @@ from flowgrpo.training.advantages.baseline import NESTED, Baseline
 from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.low_precision_copies import Precision
 from flowgrpo.training.weights.old_policies import Bank, Decay
@@ -326,6 +327,7 @@ class Config(RunConfig):
             f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
             "algorithm.tree.stop": algorithm.stop is not None,
             "train.select": train.select is not None,
+            "prompts.pick.second_stage": self.prompts.pick.second_stage is not None,  # its graphs cannot be foreseen
             "train.split=edges": train.split == "edges",
             # If the two sizes are found separately, they may differ.
             f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
@@ -369,6 +371,7 @@ class Config(RunConfig):
             self.algorithm.objective, list(self.data.rewards) or self.reward_names
         )  # raises where none has its name
         stopping.check_run(self)
+        second_stage.check(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
                 "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"

@@ -16,7 +16,7 @@ from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood, Trajectory
 from flowgrpo.mdlm.methods.objectives.aggregation import Aggregation
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, SequenceRatio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.path_objectives import ORDERED, PrefixRatio
-from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.presets import BESIDE, PRESETS
 from flowgrpo.mdlm.methods.schedules.schedule import Schedule
 from flowgrpo.mdlm.methods.trees import Shape
 from flowgrpo.schema import preset_overrides
@@ -30,6 +30,7 @@ from flowgrpo.training.advantages.group_options import rank_index
 from flowgrpo.training.advantages.past_baselines import PastBaseline
 from flowgrpo.training.distributed import worker_roles
 from flowgrpo.training.distributed.minibatches import check_geometry
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.prompts.failed_groups import check_success
 
 if TYPE_CHECKING:
@@ -346,6 +347,12 @@ class TextConfig(RunConfig):
     train: TextTrain = TextTrain()
     eval: TextEval = TextEval()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, written: Any) -> Any:
+        """Fill in the preset's settings other than axes, unless the config has them."""
+        return preset_overrides.filled(written, BESIDE, "diffu_grpo")
+
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
         if self.train.split == "edges":
@@ -377,6 +384,7 @@ class TextConfig(RunConfig):
             raise InputError(f"algorithm.hints.tail: {hints.tail} leaves no room in model.length = {self.model.length}")
         if hints.name != "none":
             check_success(hints.reward, self.reward_names)
+        second_stage.check(self)
         _ = self.ranking  # raises where no reward has its name
         size = self.model.block_size
         decoder = self.algorithm.decoder.build(self.model.length, 0, "algorithm.decoder", block_size=size)

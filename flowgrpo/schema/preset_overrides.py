@@ -44,15 +44,22 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
 def filled(config: Any, table: Mapping[str, Mapping[str, Any]], default: str) -> Any:
     """Return the config with its preset's values for keys outside `algorithm`, except keys that the user wrote.
 
-    `table` holds the values of each preset, by dotted key (`section.key`); `default` is the preset if none is named.
+    `table` holds the values of each preset, by dotted key; `default` is the preset if none is named.
     """
     algorithm = config.get("algorithm", {}) if isinstance(config, Mapping) else None
     preset = algorithm.get("preset", default) if isinstance(algorithm, Mapping) else None
     for key, value in table.get(preset, {}).items() if isinstance(preset, str) else ():
-        section, _, name = key.partition(".")
-        if isinstance(written := config.get(section, {}), Mapping):
-            config = {**config, section: {name: value, **written}}
+        config = _fill(config, key, value)
     return config
+
+
+def _fill(written: Mapping[str, Any], key: str, value: Any) -> Mapping[str, Any]:
+    """Return the section as the user wrote it, with the value of a dotted key unless it is there."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {name: value, **written}
+    inner = written.get(name, {})
+    return {**written, name: _fill(inner, rest, value)} if isinstance(inner, Mapping) else written
 
 
 def options(row: Mapping[str, Any], written: Any, choices: Mapping[str, Any], place: str) -> dict[str, Any]:

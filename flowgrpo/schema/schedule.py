@@ -1,4 +1,4 @@
-"""Schedules of training: of the learning rate, of forgetting, of selection; and intervals of the steps (`first:end`)."""
+"""Schedules of training, choices of prompts and of trained units, and intervals of the steps (`first:end`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
@@ -123,6 +123,71 @@ class Select(Strict):
     def share(self, done: float) -> float:
         """Return the fraction that is trained on when the fraction `done` of the iterations is done."""
         return self.fraction if self.end is None else self.fraction + (self.end - self.fraction) * done
+
+
+class SecondStage(Strict):
+    """Further samples for hard groups, once the first rewards of an iteration are known (DARS, arXiv 2508.13755)."""
+
+    form: Literal["equal", "hardness"] = "equal"
+    """What a group of N samples with mean reward p < 1/2 reaches in sum |A|, which is 2 p (1 - p) N for rewards of 0 and 1.
+    equal: N / 2, the sum at p = 1/2; hardness: (1 - p) N, so that harder groups reach more."""
+    most: float = Field(4.0, gt=1, le=1e6)
+    """Largest group after both stages, as a multiple of its first size; DARS has 4, and 8 for hardness."""
+
+    def further(self, p: float, number: int) -> int:
+        """Return how many samples a group needs after `number` samples of mean reward `p`, without the limit `most`.
+
+        For rewards of 0 and 1 the sizes of N advantages reward - p sum to N s, with s = 2 p (1 - p). After n further
+        samples of the same p the sum is (N + n) s. The least n is returned by which it is what `form` says, as in the
+        paper's code: ceil(target / s - N). A p below 1 / (2 N) counts as that, as 0 does in the code. A group with p of
+        1/2 or more needs none.
+        """
+        p = max(p, 0.5 / number)
+        if p >= 0.5:
+            return 0
+        target = {"equal": 0.5, "hardness": 1 - p}[self.form] * number
+        return math.ceil(target / (2 * p * (1 - p)) - number - 1e-9)  # more than rounding adds to a whole number
+
+    def largest(self, first: int) -> int:
+        """Return the largest size of a group after both stages, whose first size is `first`."""
+        return math.floor(self.most * first + 1e-9)
+
+
+class Pick(Strict):
+    """Options of an iteration's choice of prompts, group sizes and loss weights.
+
+    The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; `budget: root_variance`
+    uses the variance of the rewards as they are. Both are discounted; see `train.half_life`.
+    """
+
+    by: Literal["shuffle", "variance"] = "shuffle"
+    """shuffle: one pass over all prompts after another; variance: those whose rewards should differ most (VADE)."""
+    budget: Literal["equal", "knapsack", "root_variance"] = "equal"
+    """equal groups, or samples move between prompts: knapsack, to where they teach more (Knapsack RL); root_variance, in
+    proportion to the standard deviation of a prompt's rewards (Rollout-GDRO)."""
+    least: float = Field(0.5, gt=0, le=1)
+    """Smallest group where samples move, as a multiple of the equal size."""
+    most: float = Field(2.0, ge=1)
+    """Largest group where samples move, as a multiple of the equal size."""
+    robust: float = Field(0.0, ge=0)
+    """Above 0, groups weigh softmax(robust x (1 - p)): the prompts that are solved least count more (Prompt-GDRO)."""
+    worst: float = 0.0
+    """The reward that counts as 0."""
+    best: float = 1.0
+    """The reward that counts as 1."""
+    second_stage: SecondStage | None = None
+    """Give hard groups further samples after their first rewards (DARS); a word is its form, null: none."""
+
+    @field_validator("second_stage", mode="before")
+    @classmethod
+    def _word(cls, written: Any) -> Any:
+        return {"form": written} if isinstance(written, str) else written
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Pick:
+        if self.best <= self.worst:
+            raise InputError(f"prompts.pick.best: {self.best} is not above prompts.pick.worst = {self.worst}")
+        return self
 
 
 def read_part(written: Any, key: str = "eval.adapter_steps") -> Any:

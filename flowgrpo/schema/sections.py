@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Strict
 from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
-from flowgrpo.schema.schedule import HalfLife, Schedule, Select
+from flowgrpo.schema.schedule import HalfLife, Pick, Schedule, Select
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from rewards.base import default_name
 from rewards.files import frames
@@ -20,36 +20,6 @@ from rewards.files import frames
 AUTO = "auto"  # a number that is probed when the run starts
 MOST_ROWS = 2**20  # in one model call
 Variant = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-
-
-class Pick(Strict):
-    """Options of an iteration's choice of prompts, group sizes and loss weights.
-
-    The choice uses p, each prompt's mean reward so far, mapped from [`worst`, `best`] to [0, 1]; `budget: root_variance`
-    uses the variance of the rewards as they are. Both are discounted; see `train.half_life`.
-    """
-
-    by: Literal["shuffle", "variance"] = "shuffle"
-    """shuffle: one pass over all prompts after another; variance: those whose rewards should differ most (VADE)."""
-    budget: Literal["equal", "knapsack", "root_variance"] = "equal"
-    """equal groups, or samples move between prompts: knapsack, to where they teach more (Knapsack RL); root_variance, in
-    proportion to the standard deviation of a prompt's rewards (Rollout-GDRO)."""
-    least: float = Field(0.5, gt=0, le=1)
-    """Smallest group where samples move, as a multiple of the equal size."""
-    most: float = Field(2.0, ge=1)
-    """Largest group where samples move, as a multiple of the equal size."""
-    robust: float = Field(0.0, ge=0)
-    """Above 0, groups weigh softmax(robust x (1 - p)): the prompts that are solved least count more (Prompt-GDRO)."""
-    worst: float = 0.0
-    """The reward that counts as 0."""
-    best: float = 1.0
-    """The reward that counts as 1."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Pick:
-        if self.best <= self.worst:
-            raise InputError(f"prompts.pick.best: {self.best} is not above prompts.pick.worst = {self.worst}")
-        return self
 
 
 class Prompts(Strict):

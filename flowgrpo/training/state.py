@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.reward_combination import Combination
-from flowgrpo.training.distributed.assignment import Assignment, assign_roots
+from flowgrpo.training.distributed.assignment import Assignment, Member, assign_roots
 from flowgrpo.training.distributed.collectives import Collectives, build_collectives
 from flowgrpo.training.distributed.data_shard import DataShard, data_shards
 from flowgrpo.training.distributed.worker_roles import Roles, assign_roles
-from flowgrpo.training.prompts.prompt_groups import Groups, build_groups
+from flowgrpo.training.prompts.prompt_groups import Groups, add_second_stage, build_groups
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.weights import optimizers
@@ -125,8 +125,18 @@ class RunState:
         known = self.versions.stats_at(iteration, self.prompt_stats)
         return build_groups(self.config, len(self.train_prompts), known, iteration)
 
+    def second_stage(self, groups: Groups, outcomes: tuple[torch.Tensor, list[Member]]) -> Groups:
+        """Return the groups with the roots of a second stage; a collective call of all processes that train.
+
+        `outcomes` are the rewards (E, R) of this process's samples of the first stage, and the root of each.
+        """
+        values, members = outcomes
+        own = zip(members, self.credited.total(values).tolist(), strict=True)
+        rewards = sorted(self.collectives.gather_shards(list(own)), key=lambda each: each[0])
+        return add_second_stage(self.config, groups, [(group, total) for (group, _), total in rewards])
+
     def assignment(self, iteration: int, groups: Groups) -> Assignment:
-        """Return the roots of an iteration that each process samples from."""
+        """Return the roots of an iteration, or of its second stage, that each process samples from."""
         return assign_roots(self.config, groups, iteration=iteration, shard=self.shard)
 
     def gather_rolled(self, objects: list[Any]) -> list[Any]:

@@ -92,7 +92,7 @@ BELOW = {
         "flow.pipeline.networks flow.pipeline"
     ),
     "flowgrpo.flow.config": (
-        "samplers errors schema training.advantages training.distributed training.weights "
+        "samplers errors schema training.advantages training.prompts training.distributed training.weights "
         "flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees flow.methods "
         "flow.pipeline.loading"
     ),
@@ -115,7 +115,7 @@ BELOW = {
         "flow.methods.objectives flow.methods flow.pipeline flow.config flow.rollouts flow.offline"
     ),
     "flowgrpo.flow.planning": (
-        "samplers rewards errors schema data training.advantages training.run training.distributed "
+        "samplers rewards errors schema data training.advantages training.prompts training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.state training.fitting "
         "training.wing flow.pipeline.networks flow.methods.credit flow.methods.objectives flow.methods.trees "
         "flow.methods flow.pipeline.inputs flow.pipeline flow.pipeline.loading flow.config flow.rollouts flow.model "
@@ -193,9 +193,9 @@ BELOW = {
         "mdlm.decoding.controller mdlm.methods.likelihoods mdlm.decoding.decoders mdlm.policy mdlm.models"
     ),
     "flowgrpo.mdlm.planning": (
-        "rewards schema data training.model_files training.distributed training.weights training.planning "
-        "training.reports training.scoring mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode "
-        "mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
+        "rewards schema data training.model_files training.prompts training.distributed training.weights "
+        "training.planning training.reports training.scoring mdlm.decoding.tokens mdlm.decoding.network "
+        "mdlm.decoding.decode mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
         "mdlm.methods mdlm.config mdlm.models mdlm.rollouts"
     ),
     "flowgrpo.mdlm.update": (
@@ -226,7 +226,7 @@ BELOW = {
     "flowgrpo.commands.page_parts": "rewards errors data training.run training.reports",
     "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.page_parts",
     "flowgrpo.commands": (
-        "samplers rewards errors schema data training.model_files training.run training.distributed "
+        "samplers rewards errors schema data training.model_files training.prompts training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.fitting "
         "training.checkpoints training.lora flow.methods flow.pipeline flow.planning flow.setup flow.outputs "
         "flow.diagnostics mdlm.methods mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs "

@@ -18,6 +18,7 @@ from flowgrpo.flow.methods import published as flow_published
 from flowgrpo.mdlm import methods as text_methods
 from flowgrpo.mdlm.methods import costs as text_costs
 from flowgrpo.mdlm.methods import presets as text_presets
+from flowgrpo.mdlm.methods import published as text_published
 from flowgrpo.schema.base import Choice
 from flowgrpo.schema.explain import sentences
 from flowgrpo.schema.imports.sources import definitions, place
@@ -79,7 +80,7 @@ TEXTS = Wing(
     questions=text_methods.QUESTIONS,
     presets=text_presets.PRESETS,
     rows=((text_presets.__name__, "_ROWS"), (text_presets.tree_presets.__name__, "PRESETS")),
-    published=text_presets.PUBLISHED,
+    published=text_published.PUBLISHED,
     not_said={},
     costs=text_costs,
 )

@@ -33,6 +33,7 @@ from flowgrpo.training.distributed.collectives import LONGEST
 from flowgrpo.training.distributed.minibatches import check_geometry
 from flowgrpo.training.fitting import batch_sizes
 from flowgrpo.training.lora import lora_files
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports import progress, report, trackers
 from flowgrpo.training.reports.tree_store import TreeFolder
 from flowgrpo.training.run import run_folder
@@ -171,6 +172,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
             f"prompts.pick.by: variance takes different prompts, but {settings.train.groups} groups have only "
             f"{len(train_prompts)}; take shuffle, or fewer train.groups"
         )
+    second_stage.check_rewards(settings, rewards)
     data = RunData(train_prompts, eval_prompts, rewards, eval_rewards)
     begun = lora_files.with_kept_lora(settings, folder) if settings.run.resume else settings
     if (engines := load_engines(begun)) is not None:

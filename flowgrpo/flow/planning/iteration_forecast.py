@@ -16,6 +16,7 @@ from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_roots
+from flowgrpo.training.prompts import second_stage
 from samplers.growth import grow
 from samplers.schedule import linear_sigmas
 from samplers.trees import Evaluation, Root, Tree
@@ -142,6 +143,22 @@ def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
     first = roots - int(hints.replace * roots)
     states = {node.parent for node in tree.nodes if node.parent is not None and node.root.index >= first}
     return len(states), sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+
+
+def most_further(config: Config, num_steps: int) -> tuple[int, int, int]:
+    """Return the most that a second stage adds to an iteration: rows of the rollout and of the update, and samples.
+
+    A selection of trained units (`train.select`) is not counted on.
+    """
+    roots = config.algorithm.roots(config.train.group_size)
+    further = second_stage.most_roots(config) - roots
+    if not further:
+        return 0, 0, 0
+    cost = predict_cost(
+        config.model_copy(update={"train": config.train.model_copy(update={"select": None})}), num_steps
+    )
+    rollout, update, decoded = (-(-count * further // roots) for count in (cost.rollout, cost.update, cost.decoded))
+    return rollout, update, decoded
 
 
 def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.Tensor, trained: torch.Tensor) -> Cost:

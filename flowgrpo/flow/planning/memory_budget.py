@@ -35,6 +35,7 @@ from flowgrpo.training.planning.memory_phases import (
 )
 from flowgrpo.training.planning.meta_networks import few_objects
 from flowgrpo.training.planning.reward_memory import reward_bytes
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.scoring.group_scores import WAITING
 from flowgrpo.training.weights import low_precision_copies, quantisation
 
@@ -161,6 +162,8 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
         measure = measure_once(local, lambda other: trial(other, folder, row))
         steps = call_and_branches(local, columns=longest.columns)[0]["num_inference_steps"]
         states, group = count_kept(config, steps)
+        roots, most = config.algorithm.roots(config.train.group_size), second_stage.most_roots(config)
+        states, group = states * most // roots, max(group, group * (most - roots) // roots)
         graphs = None if config.train.replay == "always" else most_graphs(local, steps)
         yield FlowBudget(
             config=config,

@@ -19,7 +19,7 @@ from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
 from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
-from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, most_hinted, predict_cost
+from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, most_further, most_hinted, predict_cost
 from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
 from flowgrpo.flow.planning.unseen import unseen
 from flowgrpo.flow.rollouts import early_stop, hinted_rollout
@@ -28,6 +28,7 @@ from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 from samplers.growth import trained_steps
@@ -75,10 +76,13 @@ def _plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
-    early_stop.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
+    rewards, _ = scorer.rewards(config.rewards, config.eval_rewards)
+    early_stop.check_rewards(config, rewards)
+    second_stage.check_rewards(config, rewards)
     stored_groups.check_model(config, stored_groups.load_source(config), call)
     cost = predict_cost(config, call["num_inference_steps"])
     hinted = most_hinted(config, call["num_inference_steps"])
+    further = most_further(config, call["num_inference_steps"])
     drafts, draft_evaluations = _draft(config, over, columns)
     rounds = 0 if algorithm.kernel.calibrate is None else algorithm.kernel.calibrate.rounds
     eval_evaluations = len(held_out) * eval_call["num_inference_steps"] * eval_branches
@@ -118,6 +122,10 @@ def _plan(config: Config) -> dict[str, Any]:
         "decoded": cost.decoded + drafts,
         "reward_calls": (cost.decoded + drafts) * len(config.rewards),
         "hinted": {"model_evaluations": branches * hinted[0], "decoded": hinted[1]},
+        "second_stage": {
+            "model_evaluations": {"rollout": branches * further[0], "update": update_branches * further[1]},
+            "decoded": further[2],
+        },
         "comparison": _comparison(config, call["num_inference_steps"], branches),
         "evaluation": {"model_evaluations": eval_evaluations, "decoded": len(held_out)},
         "evaluation_branches": eval_branches,
@@ -184,6 +192,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("calibration", calibration)] * bool(before["decoded"]),
         *[("comparison", comparison)] * bool(compares["every"]),
         *[("with hints", hints)] * bool(hinted["decoded"]),
+        *second_stage.plan_lines(planned["second_stage"]),
         ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
         *_memory(planned),
         ("evaluation", held_out),

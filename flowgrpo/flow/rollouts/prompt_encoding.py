@@ -85,6 +85,8 @@ def indices_ahead(config: Config, number: int, *, done: int, shards: Sequence[Da
         for assign, shard in product((assign_roots, assign_pool), shards):
             assignment = assign(config, groups, iteration=iteration, shard=shard)
             indices |= dict.fromkeys(groups.prompts[group] for group, _ in assignment.own)
+        if config.prompts.pick.second_stage is not None:  # whose roots may be of any group
+            indices |= dict.fromkeys(groups.prompts)
     return list(indices)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from samplers.batches import batched
 from samplers.finishes import Finish, grow_and_finish
 from samplers.growth import grow
 from samplers.kernels import State
+from samplers.pruning import replace_roots
 from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree
 
 
@@ -104,6 +105,7 @@ class Batch:
         engine: importance weights and metrics of edges that an engine sampled; None without one.
         stored: whether the samples come from `data.groups`, so that nothing was decoded.
         stopped: the early stop of the chains; None if all went to the end.
+        first: the outcomes of the first stage; None if there is one stage.
     """
 
     groups: Groups
@@ -118,13 +120,17 @@ class Batch:
     finished: Finished | None = None
     stopped: Stopped | None = None
     hinted: Hinted | None = None
+    first: tuple[torch.Tensor, list[Member]] | None = None
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
         """Return the rewards (E, R) of the E ends of trajectories without hints, and the root of each end.
 
-        With an early stop they are unbiased estimates for all chains; see `Stopped.outcomes`.
+        With a second stage they are those of the first. With an early stop they are unbiased estimates for all chains; see
+        `Stopped.outcomes`.
         """
+        if self.first is not None:
+            return self.first
         if self.hinted is not None:
             return self.hinted.rewards, self.hinted.members
         ends = trunk_ends(self.tree)
@@ -143,10 +149,54 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the counts of cheap finishes, of stopped chains and of hints for the metrics."""
+        """Return the counts of cheap finishes, stopped chains, hints and a second stage for the metrics."""
         hinted = {} if self.hinted is None else {"reward/hinted": self.hinted.samples}
         parts = [each.counts for each in (self.finished, self.stopped) if each is not None]
-        return {key: count for part in (*parts, hinted) for key, count in part.items()}
+        further = 0 if self.first is None else len(trunk_ends(self.tree)) - len(self.first[1])
+        staged = {} if self.first is None else {"prompts/second_stage": further}
+        return {key: count for part in (*parts, hinted, staged) for key, count in part.items()}
+
+    def join(self, groups: Groups, further: Batch | None) -> Batch:
+        """Return the batch with the trees of a second stage; None if this process has none. `groups` are of both stages."""
+        both = replace(self, groups=groups, first=self.outcomes)
+        if further is None:
+            return both
+        scores = (self.scores, further.scores)
+        return replace(
+            both,
+            tree=replace_roots(self.tree, further.tree),
+            scores=Scores(
+                torch.cat([each.values for each in scores]),
+                torch.cat([each.lost for each in scores]),
+                sum(each.seconds for each in scores),
+            ),
+            previews=_append_previews(self.previews, further.previews, len(self.tree.nodes)),
+            finished=_add_finished(self.finished, further.finished),
+        )
+
+
+def _append_previews(
+    previews: Sequence[StatePreview], further: Sequence[StatePreview], nodes: int
+) -> list[StatePreview]:
+    """Return the previews of two stages; `nodes` is the number of nodes of the first."""
+    before = Counter(each.root.group for each in previews)
+    return [*previews] + [
+        replace(
+            each,
+            node=each.node + nodes,
+            parent=None if each.parent is None else each.parent + before[each.root.group],
+        )
+        for each in further
+    ]
+
+
+def _add_finished(one: Finished | None, other: Finished | None) -> Finished | None:
+    """Return the statistics of two stages of an iteration, which have the same names of counts."""
+    if one is None or other is None:
+        return None
+    counts = {name: count + other.counts[name] for name, count in one.counts.items()}
+    pairs = None if one.pairs is None or other.pairs is None else [*one.pairs, *other.pairs]
+    return Finished(counts, pairs, one.decoded + other.decoded)
 
 
 @torch.no_grad()

@@ -119,6 +119,7 @@ class Branches:
 
     paths: TreePaths  # its trajectories are the answers
     edge: Tensor  # (B, S + 1) int64 edge of each answer before, between and after its S splits
+    factor: int = 1  # number of branches that a branch splits into
 
     def level(self, rollout: Rollout) -> Tensor:
         """Return the number (B, L) int64 of splits before each token of the answers; 0 for given tokens."""
@@ -155,7 +156,8 @@ def grow(members: Sequence[tuple[int, int]], factor: int, splits: int) -> Branch
             line.append(known[key])
         lines.append(line[:0:-1])
     paths = TreePaths(parent=parent, step=step, group=groups, root=roots, lines=lines)
-    return Branches(paths, torch.tensor([line[::-1] for line in lines], dtype=torch.long).reshape(-1, splits + 1))
+    edge = torch.tensor([line[::-1] for line in lines], dtype=torch.long).reshape(-1, splits + 1)
+    return Branches(paths, edge, factor)
 
 
 def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:

@@ -22,7 +22,7 @@ from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
-from flowgrpo.mdlm.methods.presets import PUBLISHED
+from flowgrpo.mdlm.methods.published import PUBLISHED
 from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import check_weights
@@ -38,6 +38,7 @@ from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
 from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
+from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
 from flowgrpo.training.scoring import scorer
 
@@ -75,7 +76,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
     columns = [prompt.columns for prompt in prompts.load_split(config.prompts, "train")]
     check_solutions(algorithm.hints, columns)
     check_every_solution(algorithm.objective.solutions, columns)
-    scorer.rewards(config.rewards, config.eval_rewards)
+    second_stage.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
     decoder = training_decoder(config)
     walk, cost = count_decoder_steps(decoder), predict_cost(config)
     held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
@@ -110,6 +111,7 @@ def _plan(config: TextConfig) -> dict[str, Any]:
             "update": not cost.update_fixed,
             "reward_calls": hinted or gains,  # for failed groups only; once for equal predictions
         },
+        "second_stage": _second_stage(config, cost),
         "decoded": samples,
         "reward_calls": asked * len(config.rewards),
         "evaluation": {
@@ -119,6 +121,17 @@ def _plan(config: TextConfig) -> dict[str, Any]:
         },
         "evaluation_branches": evaluation.branches,
         "memory": memory_estimate.memory_estimate(config),
+    }
+
+
+def _second_stage(config: TextConfig, cost: Cost) -> dict[str, Any]:
+    """Return the most that a second stage adds to an iteration; `cost` is that of the first stage."""
+    roots, most = config.algorithm.roots(config.train.group_size), second_stage.most_roots(config)
+    train = config.train.model_copy(update={"group_size": config.train.group_size * most // roots})
+    both = predict_cost(config.model_copy(update={"train": train}))
+    return {
+        "model_evaluations": {"rollout": both.rollout - cost.rollout, "update": both.update - cost.update},
+        "decoded": train.groups * (train.group_size - config.train.group_size),
     }
 
 
@@ -148,6 +161,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
+        *second_stage.plan_lines(planned["second_stage"]),
         ("decoded", f"{planned['decoded']}, {calls} reward calls"),
         ("memory", f"{on_device}, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
         ("evaluation", f"{evaluations} model evaluations, {evaluation['decoded']} decoded, each time"),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import compress, groupby
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from flowgrpo.training.scoring.scorer import Scores, score
 from rewards import Reward
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 LOGGER = logging.getLogger(__name__)
 BROKEN = "%d of %d answers have a log-probability that is not finite and are %s"
 
@@ -64,6 +65,7 @@ class Batch:
     hinted: int | None  # number of completions that hinted ones replaced; None without hints
     drafts: Tensor | None = None  # (B, T, R) rewards of the model's predictions at each step; None if not scored
     engine: Drawn | None = None  # an engine's report on its tokens; None without one
+    first: tuple[Tensor, list[Member]] | None = None  # outcomes of the first stage; None if there is one stage
 
     @property
     def group(self) -> Tensor:
@@ -80,8 +82,8 @@ class Batch:
 
     @property
     def outcomes(self) -> tuple[Tensor, list[Member]]:
-        """Rewards (B, R) of the policy's own completions, and the group and index of each."""
-        return self.unhelped, list(self.members)
+        """Rewards (B, R) of the policy's own completions in the first stage, and the group and index of each."""
+        return self.first or (self.unhelped, list(self.members))
 
     @property
     def decoded(self) -> int:
@@ -90,8 +92,18 @@ class Batch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The metric of hinted completions; {} without hints."""
-        return {} if self.hinted is None else {"reward/hinted": self.hinted}
+        """The metrics of hinted completions and of a second stage; {} without both."""
+        hinted = {} if self.hinted is None else {"reward/hinted": self.hinted}
+        staged = {} if self.first is None else {"prompts/second_stage": len(self.members) - len(self.first[1])}
+        return hinted | staged
+
+    def join(self, groups: Groups, further: Batch | None) -> Batch:
+        """Return the batch with the completions of a second stage, in the order of groups; None if there are none here.
+
+        `groups` are of both stages.
+        """
+        both = replace(self, groups=groups, first=self.outcomes)
+        return both if further is None else _merge(both, further)
 
 
 def scores_engine(config: TextConfig, decoder: Decoder) -> bool:
@@ -254,6 +266,63 @@ def _help(
     return _replace_completions(batch, completions, scores, pairs)
 
 
+def _merge(batch: Batch, further: Batch) -> Batch:
+    """Return the batch with the completions of a second stage, all sorted by group and index."""
+    members = batch.members + further.members
+    order = sorted(range(len(members)), key=members.__getitem__)
+
+    def pick(own: Sequence[T], others: Sequence[T]) -> list[T]:
+        both = [*own, *others]
+        return [both[place] for place in order]
+
+    def stack(own: Tensor, others: Tensor) -> Tensor:
+        return torch.cat([own, others])[order]
+
+    first, later = batch.completions, further.completions
+    width = max(first.rollout.prompt, later.rollout.prompt)
+    rollouts = [_pad_prompts(each.rollout, width) for each in (first, later)]
+    tensors = {field.name: stack(*(getattr(each, field.name) for each in rollouts)) for field in fields(Rollout)}
+    scores = Scores(
+        stack(batch.scores.values, further.scores.values),
+        stack(batch.scores.lost, further.scores.lost),
+        batch.scores.seconds + further.scores.seconds,
+    )
+    actions, drafts = batch.actions, batch.drafts
+    if actions is not None and further.actions is not None:
+        drawn = (
+            stack(getattr(actions, name), getattr(further.actions, name)) for name in ("raw", "values", "log_prob")
+        )
+        actions = Actions(actions.names, *drawn)
+    if drafts is not None and further.drafts is not None:
+        steps = max(drafts.shape[1], further.drafts.shape[1])
+        drafts = stack(*(_pad_steps(each, steps) for each in (drafts, further.drafts)))
+    of_both = sorted(members)
+    return replace(
+        batch,
+        members=of_both,
+        branches=grow(of_both, batch.branches.factor, batch.branches.edge.shape[1] - 1),
+        rows=pick(batch.rows, further.rows),
+        completions=Completions(Rollout(**tensors), pick(first.texts, later.texts)),
+        scores=scores,
+        decoder=batch.decoder if actions is None else apply_actions(batch.decoder, actions),
+        actions=actions,
+        unhelped=scores.values,
+        drafts=drafts,
+    )
+
+
+def _pad_prompts(rollout: Rollout, width: int) -> Rollout:
+    """Return the rollout with prompts of `width` columns, padded on the left."""
+    pad = (width - rollout.prompt, 0)
+    ids, mask = (torch.nn.functional.pad(each, pad) for each in (rollout.ids, rollout.attention_mask))
+    return replace(rollout, ids=ids, attention_mask=mask)
+
+
+def _pad_steps(drafts: Tensor, steps: int) -> Tensor:
+    """Return rewards (B, T, R) of predictions with T = `steps`; a row has none behind its own steps."""
+    return torch.nn.functional.pad(drafts, (0, 0, 0, steps - drafts.shape[1]), value=torch.nan)
+
+
 def _replace_completions(
     batch: Batch, completions: Completions, scores: Scores, pairs: Sequence[tuple[int, int]]
 ) -> Batch:
@@ -262,11 +331,11 @@ def _replace_completions(
         return batch
     into, of = (torch.tensor(indices) for indices in zip(*pairs, strict=True))
     rollout = batch.completions.rollout
-    wider = rollout.prompt - completions.rollout.prompt  # the batch may be padded to a longer prompt
+    hinted = _pad_prompts(completions.rollout, rollout.prompt)  # the batch may be padded to a longer prompt
     tensors = {}
     for field in fields(Rollout):
-        tensor, new = getattr(rollout, field.name).clone(), getattr(completions.rollout, field.name)[of]
-        tensor[into] = torch.nn.functional.pad(new, (wider, 0)) if field.name in ("ids", "attention_mask") else new
+        tensor = getattr(rollout, field.name).clone()
+        tensor[into] = getattr(hinted, field.name)[of]
         tensors[field.name] = tensor
     texts, values, lost = list(batch.completions.texts), batch.scores.values.clone(), batch.scores.lost.clone()
     for index, new in pairs:

@@ -41,15 +41,28 @@ class Assignment:
 
 
 def assign_minibatches(config: RunConfig, groups: Groups, iteration: int) -> list[list[int]]:
-    """Return the optimizer step of each root of each group; see `minibatches.of_roots`."""
-    roots = config.algorithm.roots(config.train.group_size)
-    return minibatches.of_roots(config.train, roots, groups.roots, seed=config.run.seed, iteration=iteration)
+    """Return the optimizer step of each root of each group; see `minibatches.of_roots`. Each stage is divided by itself."""
+    first = groups.first or groups.roots
+    further = [size - before for size, before in zip(groups.roots, first, strict=True)]
+    usual = config.algorithm.roots(config.train.group_size)
+    stages = [
+        minibatches.of_roots(config.train, usual, sizes, seed=config.run.seed, iteration=iteration)
+        for sizes in (first, further)
+    ]
+    return [[*parts, *later] for parts, later in zip(*stages, strict=True)]
 
 
 def assign_roots(config: RunConfig, groups: Groups, *, iteration: int, shard: DataShard) -> Assignment:
-    """Assign the roots of an iteration to data shards; see `assign_members`."""
+    """Assign the roots of an iteration, or of its second stage, to data shards; see `assign_members`."""
     of_roots = assign_minibatches(config, groups, iteration)
-    by_process = assign_members(config.train, config.algorithm, of_roots, shard.count, generators=config.run.generators)
+    by_process = assign_members(
+        config.train,
+        config.algorithm,
+        of_roots,
+        shard.count,
+        generators=config.run.generators,
+        first=groups.first,
+    )
     return Assignment(by_process, shard.index)
 
 
@@ -67,12 +80,21 @@ def assign_pool(config: RunConfig, groups: Groups, *, iteration: int, shard: Dat
 
 
 def assign_members(
-    train: Train, algorithm: Any, parts: Sequence[Sequence[int]], processes: int, *, generators: int = 0
+    train: Train,
+    algorithm: Any,
+    parts: Sequence[Sequence[int]],
+    processes: int,
+    *,
+    generators: int = 0,
+    first: Sequence[int] | None = None,
 ) -> list[list[Member]]:
     """Return the sorted roots of each process. `parts` has the minibatch of each root, see `minibatches.of_roots`.
 
+    With `first` (G,) they are the roots of each group from this index on. Groups that must stay whole stay on the process
+    that has their first roots.
+
     Processes get equal numbers of roots of each minibatch, and few groups are divided among processes. If group sizes
-    differ (`prompts.pick.budget`), the numbers of roots may differ by one.
+    differ (`prompts.pick`), the numbers of roots may differ by one.
     """
     whole, apart = minibatches.whole_groups_setting(train, algorithm, generators), len(parts)
     if train.split == "samples":
@@ -81,7 +103,7 @@ def assign_members(
     in_order = sorted(range(len(parts)), key=lambda group: (group % apart, group))
     units: dict[int, list[list[Member]]] = defaultdict(list)  # part -> lists of roots that must stay on one process
     for group in in_order:
-        members = [(group, index) for index in range(len(parts[group]))]
+        members = [(group, index) for index in range(0 if first is None else first[group], len(parts[group]))]
         if whole:
             units[parts[group][0] if train.split == "groups" else 0].append(members)
             continue

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from flowgrpo.data.prompts import shuffle
-from flowgrpo.schema.sections import Pick, RunConfig
+from flowgrpo.schema.schedule import Pick
+from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from samplers import noise
@@ -19,8 +22,10 @@ class Groups:
     """The G groups of one iteration, over all processes."""
 
     prompts: list[int]  # index of each group's training prompt
-    roots: list[int]  # number of roots of each group
+    roots: list[int]  # number of roots of each group, in both stages
     weights: torch.Tensor  # (G,) loss weights of their samples
+    # Number of roots of each group in the first stage; the second one samples the others. None before a second stage.
+    first: list[int] | None = None
 
 
 def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iteration: int) -> Groups:
@@ -48,6 +53,29 @@ def build_groups(config: RunConfig, number: int, prompt_stats: PromptStats, iter
     if pick.budget == "root_variance":  # it makes the error of a mean over prompts small, whatever their sizes
         weights = weights * roots / torch.tensor(sizes)
     return Groups(indices, sizes, weights)
+
+
+def add_second_stage(config: RunConfig, groups: Groups, rewards: Iterable[tuple[int, float]]) -> Groups:
+    """Return the groups with the roots of a second stage, by `prompts.pick.second_stage`.
+
+    `rewards` are (group, total reward) of all samples of the first stage, in an order that does not depend on the number of
+    processes. Those that are not finite are skipped, and a group of lost samples gets no further ones. A tree counts as all
+    of its samples, so the number of further trees is rounded up.
+    """
+    pick, train = config.prompts.pick, config.train
+    stage = pick.second_stage
+    assert stage is not None, "only runs with a second stage call this"
+    known: dict[int, list[float]] = defaultdict(list)
+    for group, reward in rewards:
+        if math.isfinite(reward):
+            known[group].append(reward)
+    leaves = train.group_size // config.algorithm.roots(train.group_size)
+    sizes = []
+    for group, roots in enumerate(groups.roots):
+        mean = sum(known[group]) / len(known[group]) if known[group] else pick.best
+        p = (mean - pick.worst) / (pick.best - pick.worst)
+        sizes.append(min(roots + math.ceil(stage.further(p, roots * leaves) / leaves), stage.largest(roots)))
+    return replace(groups, roots=sizes, first=groups.roots)
 
 
 def _count_solved(

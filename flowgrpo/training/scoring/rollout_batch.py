@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +26,10 @@ class Batch(Protocol):
 
     @property
     def outcomes(self) -> tuple[torch.Tensor, list[Member]]:
-        """Rewards (E, R) of the trajectories that the policy sampled itself, and the root of each."""
+        """Rewards (E, R) of the first stage's trajectories that the policy sampled itself, and the root of each.
+
+        A second stage samples hard groups more often, so that its rewards are no fair sample of a prompt's.
+        """
 
     @property
     def decoded(self) -> int:
@@ -35,6 +38,12 @@ class Batch(Protocol):
     @property
     def counts(self) -> dict[str, int]:
         """Further counts for the metrics, by name; they are summed over processes."""
+
+    def join(self, groups: Groups, further: Any) -> Batch:
+        """Return the batch with the samples of a second stage, a batch of the same class; None if this process has none.
+
+        `groups` has the roots of both stages.
+        """
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,9 @@ def test_what_is_ahead_is_what_the_iterations_draw(workplace):
     assert ahead(2, 0, 2) | ahead(2, 1, 2) == ahead(2, 0, 1)
     assert len(ahead(2, 0, 1)) <= 12
     assert ahead(2, 0, 2) < ahead(0, 0, 2)
+    whole = ahead(2, 0, 1)
+    chosen = config.load("tiny.yaml", {"train.groups": 4, "train.iterations": 5, "prompts.pick.second_stage": "equal"})
+    assert ahead(2, 0, 2) == ahead(2, 1, 2) == whole  # further samples of any group
     chosen = config.load("tiny.yaml", {"prompts.pick.by": "variance"})
     assert ahead(0, 1, 2) == set(range(100))
 

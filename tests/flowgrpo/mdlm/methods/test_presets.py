@@ -15,7 +15,8 @@ from flowgrpo.mdlm.methods.likelihoods import likelihood
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
 from flowgrpo.mdlm.methods.objectives.bounds import Sandwich
 from flowgrpo.mdlm.methods.objectives.objective import LossInputs
-from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.published import PUBLISHED
 from flowgrpo.mdlm.planning.decoder_steps import training_decoder
 
 # passes x updates x groups x answers of a group, rate; steps and blocks of a rollout, temperature, top_p
@@ -46,6 +47,7 @@ RELEASED = {
     "bnpo": (1, 1, 32, 16, 1e-6, None, 1, 1.0, 1.0),
     "dcpo": (1, 64, 512, 16, 1e-6, None, 1, 1.0, 1.0),
     "riskpo": (1, 4, 512, 10, 1e-6, None, 1, 1.0, 1.0),
+    "dars": (2, 1, 3072, 8, 5e-6, None, 1, 1.0, 1.0),
 }
 
 

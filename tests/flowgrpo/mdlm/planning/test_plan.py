@@ -10,7 +10,8 @@ from flowgrpo.cli import main
 from flowgrpo.commands.runs import train as run
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.decoders import build
-from flowgrpo.mdlm.methods.presets import PRESETS, PUBLISHED
+from flowgrpo.mdlm.methods.presets import PRESETS
+from flowgrpo.mdlm.methods.published import PUBLISHED
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.planning.decoder_steps import count_decoder_steps
 from flowgrpo.mdlm.planning.plan import AXES, plan, predict_cost, table
@@ -186,7 +187,9 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     shown = " ".join(capsys.readouterr().out.split())
     assert "4 groups x 8 = 32 answers of 4 tokens, 2 updates, 1 passes, split by groups" in shown
     assert ("published" in shown) == bool(PUBLISHED[preset])
-    assert ("at most" in shown) == (True in planned["at_most"].values())
+    further = planned["second_stage"]
+    assert ("at most" in shown) == (True in planned["at_most"].values() or further["decoded"] > 0)
+    assert further["decoded"] == (96 if preset == "dars" else 0)
     assert not (tmp_path / "runs").exists()
 
 
