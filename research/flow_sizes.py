@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from diffusers import SD3Transformer2DModel
 
 from flowgrpo import config
-from flowgrpo.data import prompts
+from flowgrpo.data import embedded, prompts
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
@@ -110,7 +110,7 @@ def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size.config is None:
         pipe = load_pipeline("shapes", torch.float32)
-        call = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
+        call = embedded.default_call("shapes")
         if size.transformer is not None:
             pipe.register_modules(transformer=size.transformer())
         pipe.to(device)
