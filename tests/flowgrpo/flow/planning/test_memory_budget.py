@@ -100,9 +100,9 @@ def snapshots(keep):
         ({"loads_later": False}, "encode", "weights", 20 * GIB),
         ({"loads_later": False, "model__lora": None}, "encode", "weights", 20 * GIB),
         ({"loads_later": False}, "rollout", "weights", 11 * GIB),
-        # Samples of groups of 16 wait for their rewards.
-        ({}, "decode", "samples", 4 * 16 * SAMPLE),
-        ({}, "reward", "samples", 5 * 16 * SAMPLE),
+        # Samples of groups of 16 wait for their rewards, and two are decoded in a call.
+        ({}, "decode", "samples", (4 * 16 + 2) * SAMPLE),
+        ({}, "reward", "samples", (5 * 16 + 2) * SAMPLE),
         ({}, "rollout", "samples", None),
         # Adapters and their average, of 4 bytes a number; and what else an update takes.
         (kl(beta=0), "update", "trained", GIB),
