@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--hints", nargs="+", default=["none", "data"], choices=["none", "data", "winner"])
+    parser.add_argument("--hints", nargs="+", default=["none", "data"], choices=["none", "data", "winner", "search"])
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--set", nargs="*", default=[], help="further overrides, key=value")
     asked = parser.parse_args()

@@ -86,7 +86,7 @@ def test_a_search_by_steps_knows_its_final_states(name):
 
 
 def test_a_beam_without_noise_and_comparisons_has_the_plain_samples_of_its_seeds():
-    search, policy = searcher("beam", 5, size=2, level=0.0, compare_at=())
+    search, _ = searcher("beam", 5, size=2, level=0.0, compare_at=())
     for row, found in zip(rows(3), search.candidates(rows(3)), strict=True):
         (plain,) = searcher("best-of-n", 5, size=2)[0].candidates([row])
         assert found.rows == plain.rows
