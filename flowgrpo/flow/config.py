@@ -64,8 +64,9 @@ class Model(ModelSection):
     merge: LoraPath | None = None
     """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     teacher: str | None = None
-    """Model of the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub id),
-    or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
+    """Model of the reference `teacher`, and of hints from one: a LoRA over the same base (a file, a folder, an export's or a
+    run's, or a hub id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null:
+    none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
@@ -201,7 +202,9 @@ class Algorithm(AlgorithmSection):
     @property
     def reference(self) -> str | None:
         """Return the kind of reference, see `training.weights.trained_weights.Weights`; None if there is no reference."""
-        return self.objective.kl.reference if "reference" in self._policies else None
+        if "reference" in self._policies:
+            return self.objective.kl.reference
+        return "teacher" if getattr(self.hints, "source", None) == "teacher" else None
 
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
@@ -374,7 +377,8 @@ class Config(RunConfig):
         second_stage.check(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
-                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
+                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, "
+                "algorithm.hints.source=teacher, or take null"
             )
         if self.train.replay == "never" and (setting := self.graph_hindrance) is not None:
             raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")

@@ -117,7 +117,7 @@ class FlowWing(Wing):
         self.copies = low_precision_copies.Copies(self.config, self.policy.modules.values())
         self.drafting = Drafting(self.config, self.policy, self.copies)
         self.finishing = Finishing(self.config, self.policy, self.copies, run.credited)
-        self.hints = None if self.config.algorithm.hints.name == "none" else Hints(self.config, self.policy)
+        self.hints = None if self.config.algorithm.hints.name == "none" else Hints(run)
         self.rollout_memory = self.hints
 
     @property

@@ -11,6 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
+from flowgrpo.flow.rollouts.hinted_rollout import search_use
+from flowgrpo.flow.rollouts.search import compared_steps
 from flowgrpo.flow.updates.noised import Paths, calls_of, select_samples
 from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
@@ -133,7 +135,10 @@ def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
 
 
 def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the most model rows and decoded samples that hints add to an iteration: those of hints from step 1 on."""
+    """Return the most model rows and decoded samples that hints add to an iteration.
+
+    All groups then have hints from step 1 on, and candidates, if the source of hints samples such.
+    """
     hints, train = config.algorithm.hints, config.train
     if hints.name == "none":
         return 0, 0
@@ -141,7 +146,11 @@ def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
     roots = config.algorithm.roots(train.group_size)
     first = roots - int(hints.replace * roots)
     states = {node.parent for node in tree.nodes if node.parent is not None and node.root.index >= first}
-    return len(states), sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+    decoded = sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+    if (use := search_use(hints)) is None:
+        return len(states), decoded
+    candidates = train.groups * use.width
+    return len(states) + candidates * num_steps, decoded + candidates * (1 + len(compared_steps(use, num_steps)))
 
 
 def most_further(config: Config, num_steps: int) -> tuple[int, int, int]:

@@ -177,8 +177,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         "iterations from the first on"
     )
     hinted = planned["hinted"]
+    samples = planned["config"]["algorithm"]["hints"].get("source") in ("search", "teacher")
     hints = (
         f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+        + " and get candidates" * samples
     )
     held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [
