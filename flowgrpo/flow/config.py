@@ -232,8 +232,8 @@ class Algorithm(AlgorithmSection):
             )
         if self.credit.name == "nested" and self.baseline.name != "leave_one_out":
             raise InputError(NESTED)
-        if self.objective.needs_prefix:
-            likelihood_rules.check_prefix(self)
+        if self.objective.span != "edge":
+            likelihood_rules.check_span(self)
         if self.tree.adapts:
             adaptive.check(self)
         stopping.check(self)
@@ -311,6 +311,10 @@ class Config(RunConfig):
     @override
     def keeps_graphs(self) -> bool:
         return self.train.replay != "always" and self.graph_hindrance is None
+
+    def moved(self, part: int) -> bool:
+        """Return whether the policy may have moved since the rollout when optimizer step `part` of an iteration begins."""
+        return part > 0 or self.run.staleness > 0
 
     @property
     def graph_hindrance(self) -> str | None:

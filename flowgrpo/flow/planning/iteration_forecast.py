@@ -29,7 +29,7 @@ class Cost:
 
     rollout: int  # rows through the model in the rollout
     update: int  # rows through the model in the update
-    with_gradient: int  # rows of `update` with a backward pass; the others are for other policies
+    with_gradient: int  # rows of `update` with a backward pass; not those of other policies and of a first pass
     decoded: int  # samples, with those of clean estimates for an early stop
     trained_edges: int
     update_batches: int  # model calls of the update
@@ -91,10 +91,11 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError(
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
+    scored_first = [e for e in evaluations if algorithm.objective.span == "trajectory" and config.moved(e.part)]
     first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
     return Cost(  # edges that an engine sampled are only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None) - saved,
-        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1) + sum(len(e.rows) for e in scored_first),
         with_gradient=forwards,
         decoded=len(tree.leaves) * (1 if stop is None else 2) - stopped,
         stopped=stopped,

@@ -45,6 +45,7 @@ GAINS: dict[str, tuple[float, float]] = {
     "coupled_grpo": (0.218, 0.013),
     "gdpo": (0.162, 0.025),
     "bgpo": (0.151, 0.042),
+    "espo": (0.100, 0.041),
     "cj_grpo": (0.217, 0.007),
     "just_grpo": (0.208, 0.013),
     "igpo": (0.172, 0.036),
