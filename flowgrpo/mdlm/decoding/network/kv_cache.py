@@ -63,6 +63,15 @@ class Cache(ABC):
             InputError: the model does not cache one tensor of keys and values per layer, or its logits change with padding.
         """
 
+    @abstractmethod
+    def branch(self) -> Cache:
+        """Return a cache that begins a block with what stays exact of this one, which stays as it is."""
+
+    def repeat(self, index: Tensor, row: Tensor) -> None:
+        """Give rows (R,) ascending what the block's first call cached of its rows at the places `index` (R,)."""
+        self._kept = self._live = row, [(keys[index], values[index]) for keys, values in self._live[1]]
+        self._rewind()
+
     def _evaluate(
         self,
         ids: Tensor,
@@ -130,6 +139,10 @@ class BlockCache(Cache):
         self.kind = kind
 
     @override
+    def branch(self) -> Cache:
+        return BlockCache(self.predictor, self.kind, self.place)
+
+    @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
@@ -168,6 +181,14 @@ class PrefixCache(Cache):
     def __init__(self, predictor: MaskPredictor, place: str):
         super().__init__(predictor, place)
         self._columns = 0
+
+    @override
+    def branch(self) -> Cache:
+        begun = PrefixCache(self.predictor, self.place)
+        begun._columns, begun._kept = self._columns, self._kept
+        for number, (keys, values) in enumerate(self._kept[1]):
+            begun._cache.update(keys, values, number)
+        return begun
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
