@@ -68,7 +68,7 @@ class Cache(ABC):
         """Return a cache that begins a block with what stays exact of this one, which stays as it is."""
 
     def repeat(self, index: Tensor, row: Tensor) -> None:
-        """Give rows (R,) ascending what the block's first call cached of its rows at the places `index` (R,)."""
+        """Give rows (R,) ascending copies of what is cached of the rows of the last call, by their places `index` (R,)."""
         self._kept = self._live = row, [(keys[index], values[index]) for keys, values in self._live[1]]
         self._rewind()
 
@@ -185,9 +185,10 @@ class PrefixCache(Cache):
     @override
     def branch(self) -> Cache:
         begun = PrefixCache(self.predictor, self.place)
-        begun._columns, begun._kept = self._columns, self._kept
+        begun._columns, begun._kept, begun._live = self._columns, self._kept, self._kept
         for number, (keys, values) in enumerate(self._kept[1]):
-            begun._cache.update(keys, values, number)
+            begun._cache.update(keys, values, number)  # adds a layer
+        begun._rewind()
         return begun
 
     @override
