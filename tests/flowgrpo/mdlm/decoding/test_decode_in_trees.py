@@ -69,6 +69,12 @@ def test_a_canvas_is_evaluated_once_for_each_call_that_branches_of_it_need(micro
         assert predictor.evaluations - before == 2 * (3 + first + 4 * 4)
 
 
+def test_branches_of_a_canvas_share_a_call_if_they_fit_one():
+    calls = {most: [(c.start, c.stop) for c in tree_growth.split_calls(torch.tensor([0, 0, 2, 2, 4]), most)]
+             for most in (1, 3, 4, 9)}  # fmt: skip
+    assert calls == {1: [(i, i + 1) for i in range(5)], 3: [(0, 2), (2, 5)], 4: [(0, 4), (4, 5)], 9: [(0, 5)]}
+
+
 def test_answers_are_the_same_without_what_branches_share(predictor, monkeypatch):
     made = {
         "plain": decoder("random"),
