@@ -16,6 +16,7 @@ from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
 from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.self_distillation import BranchTokens, pull_tokens
 from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
@@ -226,7 +227,7 @@ def update_on(
     if update_batch.branch is not None:
         token_weight = views.carried(token_weight, update_batch.branch)
     token_weight = token_weight * _shape(config, update_batch, collectives)
-    chosen = _choose(config, update_batch, collectives)
+    chosen, pull = _choose(config, update_batch, collectives), _pull(config, update_batch, batch, collectives)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), _balance(config, policy, update_batch, collectives)
@@ -245,6 +246,7 @@ def update_on(
             reference=update_batch.reference,
             micro_batch=train.update_rows,
             chosen=chosen,
+            pull=pull,
             send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
@@ -316,6 +318,21 @@ def _choose(config: TextConfig, update_batch: UpdateBatch, collectives: Collecti
         draw=token_draws(update_batch.answers, "covariance"),
     )
     return choose_tokens(covariance, tokens, collectives.gather, collectives.accelerator.process_index)
+
+
+def _pull(config: TextConfig, update_batch: UpdateBatch, batch: Batch, collectives: Collectives) -> Tensor | None:
+    """Return the weights (B, L) of `objective.distillation`, None without one; a collective call with one."""
+    rule, branch = getattr(config.algorithm.objective, "distillation", None), update_batch.branch
+    if rule is None:
+        return None
+    assert branch is not None, "the config asks for branches that are trained on once"
+    tokens = BranchTokens(
+        advantage=update_batch.advantage.float(),
+        scored=update_batch.views.scored.any(0),
+        origin=batch.branches.origins.to(branch.device)[branch],
+    )
+    options = {"gather": collectives.gather, "rank": collectives.accelerator.process_index}
+    return pull_tokens(rule, tokens, config.train.done_at(batch.iteration), **options)
 
 
 def _balance(config: TextConfig, policy: TextPolicy, update_batch: UpdateBatch, collectives: Collectives) -> Objective:

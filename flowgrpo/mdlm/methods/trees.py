@@ -120,6 +120,19 @@ class Branches:
     paths: TreePaths  # its trajectories are the answers
     edge: Tensor  # (B, S + 1) int64 edge of each answer before, between and after its S splits
 
+    @property
+    def origins(self) -> Tensor:
+        """Canvas (nodes, 3) int64 that each branch leaves, the same on all processes: its group, tree and node there."""
+        paths, starts = self.paths, dict[tuple[int, int], int]()
+        canvases = []
+        for node, (group, root, parent) in enumerate(zip(paths.group, paths.root, paths.parent, strict=True)):
+            start = starts.setdefault((group, root), node)  # a tree's nodes are consecutive
+            if parent is None or paths.step[node] == 1:  # all trees of a group leave its prompt
+                canvases.append((group, -1, -1))
+            else:
+                canvases.append((group, root, parent - start))
+        return torch.tensor(canvases, dtype=torch.long).reshape(-1, 3)
+
     def level(self, rollout: Rollout) -> Tensor:
         """Return the number (B, L) int64 of splits before each token of the answers; 0 for given tokens."""
         return (rollout.step_map[:, :, None] >= rollout.branched[:, None]).sum(2).to(self.edge.device)

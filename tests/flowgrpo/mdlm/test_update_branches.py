@@ -6,9 +6,12 @@ from runs import metrics
 from safetensors.torch import load_file
 
 from flowgrpo.commands.runs import train as run
+from flowgrpo.errors import InputError
 from flowgrpo.mdlm import update
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.likelihood import trajectory
+from flowgrpo.mdlm.methods.objectives.self_distillation import SelfDistillation
+from flowgrpo.mdlm.methods.trees import grow
 from flowgrpo.mdlm.update import UpdateBatch
 
 # Four answers of three tokens: two trees, each with a shared token and two of each answer alone.
@@ -113,3 +116,52 @@ def test_an_update_without_a_broken_completion_is_that_of_tokens_trained_in_ever
     )
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, other[name], rtol=0, atol=1e-5)
+
+
+def test_good_siblings_are_learnt_in_later_iterations(settings, monkeypatch):
+    pulls, real = [], update.backward
+
+    def backward(*arguments, **options):
+        pulls.append(options["pull"])
+        assert not options["pull"][~arguments[2].scored.any(0)].any()
+        assert not options["pull"][options["advantage"] <= 0].any()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(update, "backward", backward)
+    chosen = {"algorithm__preset": "d_tree_rpo", "train__group_size": 16, "train__iterations": 3, "train__updates": 1}
+    norms = []
+    for name, distillation in (("with", {"weight": 10.0}), ("without", None)):
+        done = run.train_config(settings(run__name=name, algorithm__objective__distillation=distillation, **chosen))
+        norms.append([line["policy/grad_norm"] for line in metrics(done.folder) if "policy/grad_norm" in line])
+        monkeypatch.setattr(update, "backward", real)
+    assert norms[0][0] == norms[1][0]
+    assert norms[0][1] != norms[1][1]
+    rule = SelfDistillation(weight=10.0)
+    for number, pull in enumerate(pulls):  # at each place the siblings' weights sum to 1
+        assert pull.sum().item() == pytest.approx(rule.weight_at(number / 2), rel=1e-5)
+
+
+def test_the_canvases_that_branches_leave_are_the_same_on_all_processes():
+    members = [(group, index) for group in (4, 7) for index in range(8)]
+    whole, part = grow(members, 2, 2), grow(members[12:], 2, 2)  # the second tree of group 7
+    assert whole.origins[whole.edge][12:].tolist() == part.origins[part.edge].tolist()
+    first, second, third = whole.origins[whole.edge].unbind(1)
+    assert len(first.unique(dim=0)) == 2  # the prompts
+    assert len(second.unique(dim=0)) == 4
+    assert len(third.unique(dim=0)) == 8
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm__likelihood__shrink": 1},
+        {"algorithm__likelihood": "one_step"},
+        {"algorithm__credit": "terminal"},
+        {"algorithm__objective__kl": {"form": "k2", "level": "sequence", "beta": 0.1}},
+    ],
+)
+def test_siblings_that_share_no_canvas_teach_nothing(settings, changes):
+    with pytest.raises(
+        InputError, match="distillation: it compares what branches wrote on one canvas, take likelihood"
+    ):
+        settings(algorithm__preset="d_tree_rpo", **changes)
