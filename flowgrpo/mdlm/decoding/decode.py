@@ -316,11 +316,11 @@ def _step(
     stop = step.prompt + step.start + step.open.shape[1]
     width, stop = step.open.shape[1], step.ids.shape[1] if drafts else stop
     if lead is None:
-        logits, hidden = _evaluate(predictor, decoder, step, cache, stop)
+        logits, hidden = _evaluate(predictor, decoder, step, cache, stop=stop)
     else:
         shared, index, counts = lead.unique_consecutive(return_inverse=True, return_counts=True)
         first = step.of(counts.cumsum(0) - counts)
-        logits, hidden = _evaluate(predictor, decoder, replace(first, row=shared), cache, stop)
+        logits, hidden = _evaluate(predictor, decoder, replace(first, row=shared), cache, stop=stop)
         logits, hidden = logits[index], tuple(states[index] for states in hidden)
         if cache is not None:
             cache.repeat(index, step.row)
@@ -342,7 +342,7 @@ def _step(
 
 
 def _evaluate(
-    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None, stop: int
+    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None, *, stop: int
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return logits (R, W, V) of the W columns from the block's start to `stop`, and the states that the scorer reads."""
     columns = {"start": step.prompt + step.start, "stop": stop}

@@ -72,9 +72,9 @@ class Branch(Shape):
     """Trees of answers: at each split every branch goes on as `factor` branches, which share all tokens before it.
 
     A group has as many trees as its size holds, each with a first branch of its own; all of them leave the prompt. The steps
-    before a split are decoded once. They are also trained on once with the likelihood `trajectory` of `shrink` 1 or branch,
-    credit of branches, the objective `token_ratio` and no KL of sequences; else in every answer. d-TreeRPO (arXiv
-    2512.09675) splits at equal parts of the steps, into four.
+    before a split are decoded once, and the first step behind it is evaluated once. Shared steps are also trained on once
+    with the likelihood `trajectory` of `shrink` 1 or branch, credit of branches, the objective `token_ratio` and no KL of
+    sequences; else in every answer. d-TreeRPO (arXiv 2512.09675) splits at equal parts of the steps, into four.
     """
 
     name: Literal["branch"] = "branch"
@@ -174,7 +174,7 @@ def grow(members: Sequence[tuple[int, int]], factor: int, splits: int) -> Branch
 def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:
     """Return the places at some shares of a decoder's steps; of its blocks if it is not paced or has a cache.
 
-    A block of a cache begins with new keys and values, so that branches need none of each other.
+    What a cache has of finished blocks does not depend on how the block behind a split is filled.
 
     Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
     """

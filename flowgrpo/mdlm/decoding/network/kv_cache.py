@@ -4,7 +4,8 @@ In a bidirectional model cached keys and values become stale with every committe
 first step of a block runs the whole canvas; the later steps feed only the columns from the block on (`prefix`), or only the
 block (`dual`), and reuse the keys and values of the others. This is exact for a model with one attention layer.
 
-In a block-causal model a finished block never changes, so its keys and values are exact for the whole decode.
+In a block-causal model a finished block never changes, so its keys and values are exact for the whole decode, and for all
+branches of a tree that go on from it.
 
 Cached keys carry their positions and attention ignores the order of keys, so fed columns simply follow the cached ones.
 """
