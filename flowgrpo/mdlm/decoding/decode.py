@@ -261,7 +261,7 @@ def _fill(
                 draws=draws,
             )
             drafts = canvases.drafts.shape[1] > 0
-            lead = same.where(fresh, rows)[row] if alike else None
+            lead = same.where(fresh, rows)[row] if alike and fresh[row].any() else None
             proposed, committed, draft = _step(predictor, decoder, step, cache, lead=lead, drafts=drafts)
             if drafts:
                 canvases.drafts[row, steps[row]] = draft.int()

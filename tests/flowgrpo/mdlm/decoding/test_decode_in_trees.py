@@ -144,8 +144,8 @@ def test_branches_of_a_cache_are_those_that_fill_it_by_themselves(cache, dtype, 
     assert torch.equal(apart.commit_logp[0], alone.commit_logp[0])  # to the bit, in calls of one row
 
 
-def in_blocks(predictor, cache):
-    written = {"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}
+def in_blocks(predictor, cache, **changes):
+    written = {"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache, **changes}
     return build(written, 14, EOS, predictor)
 
 
@@ -180,6 +180,19 @@ def test_a_branch_of_a_block_causal_model_goes_on_from_the_cache_of_its_parent()
     assert predictor.evaluations - before == 4 + (1 + 3 * 2) + 2 * (1 + 3 * 2 + 2 * 2)
     alone = decode(predictor, prompt[:1], made, SEEDS[:1])
     assert torch.equal(tree.completion[:1], alone.completion)
+
+
+def test_branches_that_finish_a_block_at_different_steps_keep_their_cache():
+    predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=4), []
+    predictor.model.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))
+    made = in_blocks(predictor, "prefix", name="threshold", committer={"threshold": 0.3})
+    options = {"branching": Branching(4, ((1, 0),), 1)}
+    tree = decode(predictor, torch.arange(1, 9).expand(4, -1), made, SEEDS[:4], **options)
+    assert len({int(row.max()) for row in tree.step_map[:, :8]}) > 1
+    assert fed[0] == 12
+    assert max(fed[1:]) == 8  # the block and the one before it, never again the prompt
+    plain = in_blocks(predictor, None, name="threshold", committer={"threshold": 0.3})
+    assert torch.equal(tree.ids, decode(predictor, torch.arange(1, 9).expand(4, -1), plain, SEEDS[:4], **options).ids)
 
 
 def test_a_block_causal_model_splits_at_its_own_blocks():
