@@ -126,6 +126,20 @@ def test_with_a_cache_branches_split_at_blocks_and_the_first_leaf_is_what_it_wou
     torch.testing.assert_close(tree.commit_logp[::4], alone.commit_logp, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_branches_of_one_tree_may_wait_while_those_of_another_take_steps(predictor, cache):
+    fixed = torch.full((8, LENGTH), MASK)
+    fixed[:4, 2:4] = torch.tensor([1, 2])  # nothing to do in the block behind the split
+    made, split = decoder("low_confidence", region={"block_length": 2}, cache=cache), Branching(4, ((1, 0),), 1)
+    before = predictor.evaluations
+    whole = decode(predictor, PROMPT, made, SEEDS, branching=split, fixed=fixed)
+    assert predictor.evaluations - before == (2 + 1 + 3 * 4) + (2 + 1 + 5 * 4)
+    apart = decode(predictor, PROMPT, made, SEEDS, branching=split, fixed=fixed, micro_batch=1)
+    assert torch.equal(whole.ids, apart.ids)
+    assert torch.equal(whole.step_map, apart.step_map)
+    torch.testing.assert_close(whole.commit_logp, apart.commit_logp, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_branches_of_a_cache_are_those_that_fill_it_by_themselves(cache, dtype, tolerance):
