@@ -223,6 +223,12 @@ class TextAlgorithm(AlgorithmSection):
                 f"algorithm.baseline: {self.baseline.name} compares whole answers with earlier ones, {credit.name} credits "
                 "parts of them; take group_mean or leave_one_out"
             )
+        pulls = isinstance(self.objective, TokenRatio) and self.objective.distillation is not None
+        if pulls and not (self.likelihood.by_branch and self.trains_branches_once):
+            raise InputError(
+                "algorithm.objective.distillation: it compares what branches wrote on one canvas, take likelihood={name: "
+                "trajectory, shrink: branch}, credit=siblings and objective.kl.level=token, or null"
+            )
         if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
             raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
 
