@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES, OBJECTIVES, hints, likelihood_rules, presets
+from flowgrpo.flow.methods import CHOICES, OBJECTIVES, graph_rules, hints, likelihood_rules, presets
 from flowgrpo.flow.methods.credit.rules import Credit
 from flowgrpo.flow.methods.likelihood import Likelihood
 from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
@@ -21,7 +21,7 @@ from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.schedule import read_part
-from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
+from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from flowgrpo.training.advantages.baseline import NESTED, Baseline
 from flowgrpo.training.advantages.group_options import rank_index
@@ -319,28 +319,7 @@ class Config(RunConfig):
     @property
     def graph_hindrance(self) -> str | None:
         """Return the setting, as text, that prevents the first update from using the rollout's graphs; None without one."""
-        train, run, algorithm = self.train, self.run, self.algorithm
-        rule = getattr(algorithm.tree, "prune", None)
-        settings = {
-            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its evaluations are not the rollout's
-            "run.engine": run.engine is not None,
-            f"algorithm.hints={algorithm.hints.name}": algorithm.hints.name != "none",
-            f"run.staleness={run.staleness}": run.staleness > 0,
-            f"run.generators={run.generators}": run.generators > 0,
-            f"run.sharding={run.sharding}": run.sharding != "none",
-            "model.offload_activations=true": self.model.offload_activations,
-            # With the next settings the remaining edges are gathered into fewer calls, which is cheaper than all calls.
-            f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
-            f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
-            "algorithm.tree.stop": algorithm.stop is not None,
-            "train.select": train.select is not None,
-            "prompts.pick.second_stage": self.prompts.pick.second_stage is not None,  # its graphs cannot be foreseen
-            "train.split=edges": train.split == "edges",
-            # If the two sizes are found separately, they may differ.
-            f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
-            or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
-        }
-        return next((setting for setting, hinders in settings.items() if hinders), None)
+        return graph_rules.hindrance(self)
 
     @property
     @override
