@@ -1,4 +1,4 @@
-"""A cache of tensors that a pipeline needs in each of its calls."""
+"""A cache of tensors on their device, which a pipeline needs in each of its calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class CallCache:
         self._results: dict[Hashable, tuple[Any, int]] = {}  # results and their bytes, oldest first
 
     def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of a key, computed by `make` if needed; it is a copy, because pipelines may overwrite it."""
+        """Return the result of a key, computed by `make` if needed; the caller must not change it."""
         entry = self._results.pop(key, None) or _with_size(make())
         if entry[1] <= KEPT:
             self._results[key] = entry
             while sum(size for _, size in self._results.values()) > KEPT:
                 del self._results[next(iter(self._results))]
-        return map_tensors(torch.clone, entry[0])
+        return entry[0]
 
 
 def _with_size(result: Any) -> tuple[Any, int]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from flowgrpo.data.tensor_maps import map_tensors
 from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.prompt_embeddings import fingerprint
 from flowgrpo.flow.pipeline.networks.switches import decoders
@@ -53,6 +54,7 @@ class EncodedPictures:
             states = [getattr(vae, state, None) for state in STATES]
             given = fingerprint([*args, *kwargs, *kwargs.values()])
             key = repr((id(vae), weight.dtype, weight.device, states, given))
-            return self._encodings.of(key, lambda: encode(*args, **kwargs))
+            encoding = self._encodings.of(key, lambda: encode(*args, **kwargs))
+            return map_tensors(torch.clone, encoding)  # pipelines may overwrite it
 
         return spared

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from flowgrpo.data.tensor_maps import map_tensors
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
 from samplers.drawing import to_device
-
-PLAIN = (str, int, float, type(None), torch.device, torch.dtype)
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,10 @@ class RestingEncoder:
 
 
 class EmbeddingCache:
-    """A cache that replaces `pipe.encode_prompt`: it keeps each row's embeddings on the CPU, and assembles batches of them.
+    """A cache that replaces `pipe.encode_prompt`: it keeps each row's embeddings, and assembles batches of them.
 
-    Each row is encoded alone, so that its embeddings do not depend on its batch.
+    Each row is encoded alone, so that its embeddings do not depend on its batch. All embeddings stay in host memory, the
+    latest used ones on the device, too.
 
     Args:
         after_encoding: how `offload` treats the text encoders: `keep` leaves them, `offload` moves them to host memory (and
@@ -64,7 +64,7 @@ class EmbeddingCache:
         self.pipe, self.after_encoding = pipe, after_encoding
         self.seen: list[EmbeddingShape] | None = None
         self.cut = CutPrompts()
-        self._batches = CallCache()
+        self._placed = CallCache()
         self._outputs: dict[str, Any] = {}
         self._offloaded: dict[str, torch.nn.Module] = {}
         self._freed = False
@@ -75,13 +75,6 @@ class EmbeddingCache:
 
     def __call__(self, *args, **kwargs):
         """Return the result of the pipeline's own `encode_prompt` for these arguments."""
-        place = kwargs.get("device") or self.pipe._execution_device
-        key = _hashable((args, kwargs, place)) if self.seen is None else None
-        if key is None:
-            return self._batch(args, kwargs)
-        return self._batches.of(key, lambda: self._batch(args, kwargs))
-
-    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = dict(self._signature.bind(*args, **kwargs).arguments)
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -97,10 +90,11 @@ class EmbeddingCache:
             }
             for i in range(count)
         ]
-        outputs = [self._encode_row(row) for row in rows]
+        device = torch.device(arguments.get("device") or self.pipe._execution_device)
+        outputs = [self._encode_row(row, device) for row in rows]
         if self.seen is not None:
             self.seen += [_shape(output) for output in outputs]
-        return _to(_assemble(outputs), arguments.get("device") or self.pipe._execution_device)
+        return _assemble(outputs)
 
     def offload(self) -> None:
         """Free the text encoders' device memory, as `after_encoding` says, until a new prompt needs them."""
@@ -141,8 +135,8 @@ class EmbeddingCache:
             if were_offloaded:
                 self.offload()
 
-    def _encode_row(self, arguments: dict[str, Any]) -> Any:
-        """Return the output of `encode_prompt` for one row, on the CPU; the encoders run for new rows only."""
+    def _encode_row(self, arguments: dict[str, Any], device: torch.device) -> Any:
+        """Return the output of `encode_prompt` for one row, on `device`; the encoders run for new rows only."""
         key = repr([(name, fingerprint(value)) for name, value in arguments.items()])
         if key not in self._outputs:
             were_offloaded = bool(self._offloaded) or self._freed
@@ -153,7 +147,7 @@ class EmbeddingCache:
             finally:
                 if were_offloaded:
                     self.offload()
-        return self._outputs[key]
+        return self._placed.of((key, device), lambda: _to(self._outputs[key], device))
 
 
 def _shape(output: Any) -> EmbeddingShape:
@@ -175,23 +169,13 @@ def fingerprint(value: Any) -> Any:
     return value
 
 
-def _hashable(value: Any) -> Any:
-    """Return call arguments as a hashable key; None if they contain pictures or tensors."""
-    if isinstance(value, dict):
-        value = list(value.items())
-    if isinstance(value, (list, tuple)):
-        parts = [_hashable(item) for item in value]
-        return None if any(part is None for part in parts) else (type(value).__name__, *parts)
-    return (type(value), value) if isinstance(value, PLAIN) else None
-
-
 def _assemble(rows: list[Any]) -> Any:
     """Join the outputs of single rows into the pipeline's output for the batch; tensors are always new."""
     first = rows[0]
     if isinstance(first, tuple):
         return tuple(_assemble(list(column)) for column in zip(*rows, strict=True))
     if isinstance(first, list):
-        return [item for row in rows for item in row]
+        return [map_tensors(torch.clone, item) for row in rows for item in row]
     if not isinstance(first, torch.Tensor):
         return first
     if any(row.shape[0] != 1 for row in rows):  # a tensor that all rows share, such as position ids

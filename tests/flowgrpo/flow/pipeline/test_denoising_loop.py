@@ -77,7 +77,7 @@ def test_draws_past_the_generators_are_the_same_each_time_and_leave_no_trace():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_row_that_could_not_be_encoded_does_not_keep_batches_from_being_kept(monkeypatch):
+def test_a_row_that_could_not_be_encoded_leaves_no_list_of_shapes_behind(monkeypatch):
     walk = DenoisingLoop(tiny.sd3(), tiny.CALLS["sd3"])
     state = walk.start(ROWS)
     with monkeypatch.context() as patch:
