@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python research/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
 
 Runs `bench_flow.py`, `bench_text.py` and `bench_run.py`, each in its own process, one after the other, and prints their
-ratios in one table. (Not among them are `bench_finish.py` for cheap finishes, `bench_commits.py` for iterations of two
-commits, and `bench_levers.py` for single optimisations.)
+ratios in one table. (Not among them are `bench_finish.py` for cheap finishes and `bench_commits.py` for iterations of two
+commits.)
 
 `--compare` names every ratio that is worse than in the file: a cost that rose by more than 5 %, or a saving that fell
 by more than 5 %. The exit status is 1 if there is one. A ratio whose quartiles include the old one is named as unsure,
