@@ -116,6 +116,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
             settings,
             data.train_prompts,
             data.eval_prompts if roles.samples_held_out(accelerator.process_index) else (),
+            device=accelerator.device,
             done=done or 0,
             shards=shards,
             rolls_out=not roles.evaluates(accelerator.process_index),

@@ -19,8 +19,7 @@ the loss; the loop never asks which method is running. It departs from the loops
  6. A sample whose reward failed is left out of its group's statistics and has weight 0. An edge whose log-probability is not
     finite leaves the update. The rest of the group is trained on. An optimizer step whose gradient is not finite is skipped,
     and counted.
- 7. Held-out prompt i starts from the noise of seed i at every evaluation. Flow-GRPO's code also evaluates by ODE and with
-    the average of the weights, but draws new noise each time.
+ 7. Held-out prompt i starts from the noise of seed i at every evaluation. Flow-GRPO's code draws new noise each time.
 """
 
 from __future__ import annotations
@@ -135,6 +134,7 @@ class FlowWing(Wing):
             self.config,
             run.train_prompts,
             run.held_out,
+            device=run.accelerator.device,
             done=run.done,
             shards=run.shards,
             rolls_out=not run.roles.evaluates(run.accelerator.process_index),

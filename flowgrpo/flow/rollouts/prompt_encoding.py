@@ -25,20 +25,22 @@ def encode_run(
     train_prompts: Sequence[Prompt],
     eval_prompts: Sequence[Prompt],
     *,
+    device: torch.device,
     done: int = 0,
     shards: Sequence[DataShard] = (WHOLE,),
     rolls_out: bool = True,
 ) -> None:
     """Encode the training prompts that a process will sample, if it `rolls_out`, and its evaluation prompts.
 
-    If the text encoders stay, texts are encoded when they are first sampled, and only the longest and the shortest
-    here, with all prompts that have conditions, such as a picture. `shards` are the data shards of the process: one, or
-    several for a generator. `done` iterations precede a resume.
+    If the text encoders stay on `device`, texts are encoded when they are first sampled, and only the longest and the
+    shortest here, with all prompts that have conditions, such as a picture. `shards` are the data shards of the process:
+    one, or several for a generator. `done` iterations precede a resume.
     """
+    after = config.model.text_encoders
+    stay = after == "keep" or (after == "offload" and device.type == "cpu")
 
     def due(prompts: Sequence[Prompt]) -> list[Prompt]:
-        waits = config.model.text_encoders == "keep"
-        return [prompt for prompt in prompts if not waits or policy.takes & prompt.columns.keys()]
+        return [prompt for prompt in prompts if not stay or policy.takes & prompt.columns.keys()]
 
     indices = indices_ahead(config, len(train_prompts), done=done, shards=shards) if rolls_out else ()
     rows = build_rows([*longest_and_shortest(train_prompts), *due([train_prompts[i] for i in indices])])

@@ -20,6 +20,7 @@ from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.rollouts import prompt_encoding
 from flowgrpo.training.distributed.data_shard import DataShard
 
+CPU = torch.device("cpu")
 SMALL = [
     *("train.iterations=1", "train.groups=1", "train.group_size=2", "train.updates=1", "train.replay=always"),
     *("train.micro_batch=4", "train.learning_rate=0.01", "eval.prompts=1", "eval.save=0"),
@@ -132,13 +133,18 @@ def test_a_refusal_while_encoding_names_the_place(workplace, capsys):
 def test_a_field_has_nothing_to_encode(workplace):
     policy = FieldPolicy(torch.nn.Linear(1, 1), (1,), [1.0, 0.0])
     chosen = config.load("tiny.yaml")
-    prompt_encoding.encode_run(policy, chosen, [Prompt("a")], [])
+    prompt_encoding.encode_run(policy, chosen, [Prompt("a")], [], device=CPU)
     with pytest.raises(InputError, match="a velocity field takes no call arguments"):
-        prompt_encoding.encode_run(policy, config.load("tiny.yaml", {"eval.call.height": 16}), [Prompt("a")], [])
+        prompt_encoding.encode_run(
+            policy, config.load("tiny.yaml", {"eval.call.height": 16}), [Prompt("a")], [], device=CPU
+        )
 
 
-@pytest.mark.parametrize("where", ["keep", "free"])
-def test_texts_wait_for_their_first_sample_if_the_encoders_stay(where, workplace):
+@pytest.mark.parametrize(
+    ("after", "device", "stay"),
+    [("keep", "cuda", True), ("offload", "cpu", True), ("offload", "cuda", False), ("free", "cpu", False)],
+)
+def test_texts_wait_for_their_first_sample_if_the_encoders_stay(after, device, stay, workplace):
     encoded = []
 
     class Taking(FieldPolicy):
@@ -147,8 +153,8 @@ def test_texts_wait_for_their_first_sample_if_the_encoders_stay(where, workplace
 
     policy = Taking(torch.nn.Linear(1, 1), (1,), [1.0, 0.0])
     policy.takes = {"image"}
-    chosen = config.load("tiny.yaml", {"model.text_encoders": where, "train.groups": 6, "train.iterations": 1})
+    chosen = config.load("tiny.yaml", {"model.text_encoders": after, "train.groups": 6, "train.iterations": 1})
     prompts = [Prompt("x" * length) for length in (1, 2, 3, 4, 5)] + [Prompt("pictured", columns={"image": "a.png"})]
-    prompt_encoding.encode_run(policy, chosen, prompts, prompts[:3])
+    prompt_encoding.encode_run(policy, chosen, prompts, prompts[:3], device=torch.device(device))
     always = {"x", "xxx", "pictured"}  # the shortest and the longest of each set, and what has a picture
-    assert set(encoded) == (always if where == "keep" else {prompt.text for prompt in prompts})
+    assert set(encoded) == (always if stay else {prompt.text for prompt in prompts})
