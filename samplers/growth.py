@@ -3,6 +3,9 @@
 Nodes at one sigma are evaluated together, in batches. Where every node of a batch only goes on by one step, the batch is
 followed alone, so that the model can take these steps in one open call (`Travel`). Noise has an address, so the order of
 growth changes no sample.
+
+If only ODE steps lead from a node to the end, no gradient and no log-probability is needed. A `Finish` takes these steps,
+perhaps by a cheaper form of the model. It may keep state between steps, since all steps of a call have the same rows.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Container, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -42,6 +46,13 @@ class Travel(Protocol):
 
     def __call__(self, state: State, steps: range, rows: Sequence[Any], onward: Callable[[State], State]) -> None:
         """Call `onward(velocity)` at each of `steps`, first at `state` (B, ...); its result is the next state."""
+
+
+class Finish(Protocol):
+    """A function that takes the last ODE steps, such as a policy's `finish`."""
+
+    def __call__(self, state: State, sigmas: Sequence[float], rows: Sequence[Any]) -> State:
+        """Return the state (B, ...) after ODE steps along `sigmas`, for the B conditions `rows`."""
 
 
 def grow(
@@ -104,6 +115,33 @@ def grow(
                     growth.leave(batch, moves, evaluate, kept=kept)
         growth.forget(arrived)
     tree.evaluations.sort(key=lambda evaluation: -evaluation.sigma)  # a batch that was followed is ahead of others
+    return tree
+
+
+def grow_and_finish(
+    plan: Plan, sigmas: Sequence[float], roots: Sequence[Root], *, micro_batch: int, finish: Finish, **growth: Any
+) -> Tree:
+    """Grow trees as `grow` does, but take the last ODE steps with `finish`.
+
+    The tree has a node and an evaluation for every index in `Move.ode_stops`, as after `grow`. Trained evaluations have
+    the same rows as in `grow`. Untrained states may be batched differently, so their results may differ in the last
+    bits.
+    """
+    held: dict[int, tuple[Move, State]] = {}
+    tree = grow(plan, sigmas, roots, micro_batch=micro_batch, held=held, **growth)
+    together = defaultdict(list)
+    for i, (move, _) in held.items():
+        together[tree.nodes[i].step, tree.nodes[i].root.part, move].append(i)
+    finals = [tree.samples] if tree.leaves else []
+    for (step, _, move), alike in together.items():
+        assert move.ode_stops is not None  # `grow` holds only such moves
+        stops = (step, *move.ode_stops)
+        for batch in batched(alike, micro_batch):
+            state = stack_states([held.pop(i)[1] for i in batch])
+            rows = [tree.nodes[i].root.row for i in batch]
+            finals.append(finish(state, [tree.sigmas[stop] for stop in stops], rows))
+            tree.leaves += _record_finish(tree, batch, rows, move)
+    tree.samples = tuple(torch.cat(column) for column in zip(*finals, strict=True))
     return tree
 
 
@@ -293,6 +331,22 @@ def _child(tree: Tree, parent: int, move: Move, ordinal: int | None) -> Node:
     path = node.path if ordinal is None else (*node.path, ordinal)
     step, *remaining = move.ode_stops or (node.step + 1,)
     return Node(parent, node.root, path, move.role, tree.sigmas[step], step, tuple(remaining))
+
+
+def _record_finish(tree: Tree, batch: Sequence[int], rows: list[Any], move: Move) -> list[int]:
+    """Add the nodes and evaluations of one call of `finish` to the tree; return the indices of its nodes at sigma 0."""
+    nodes = list(batch)
+    assert move.ode_stops is not None
+    for place, stop in enumerate(move.ode_stops):
+        first, before, sigma = len(tree.nodes), tree.nodes[nodes[0]], tree.sigmas[stop]
+        for i in nodes:
+            node = tree.nodes[i]
+            tree.nodes.append(Node(i, node.root, node.path, move.role, sigma, stop, move.ode_stops[place + 1 :]))
+        nodes = list(range(first, len(tree.nodes)))
+        taken = replace(move, ode_stops=move.ode_stops[place:])
+        edges = Edges(taken, sigma, torch.arange(len(nodes)), torch.tensor(nodes), None, None)
+        tree.evaluations.append(Evaluation(before.sigma, rows, before.root.part, None, [edges]))
+    return nodes
 
 
 def draw_noise(tree: Tree, edges: Edges, shape: Sequence[int], component: int, noise: Noise) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from grown import SDE, SIGMAS, Field, address_noise, batch, grown, mixed
 
-from samplers.finishes import grow_and_finish
+from samplers.growth import grow_and_finish
 from samplers.plans import brush, chain, twigs
 from samplers.trees import Move
 

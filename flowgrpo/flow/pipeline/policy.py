@@ -179,7 +179,8 @@ class DiffusersPolicy:
     def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
         """Take several steps, in one call of the pipeline if the rows share one; see `DenoisingLoop.travel`."""
         if len(state) > 1 or self.pins or len(self._cut(rows)) > 1:
-            step_by_step(self, state, steps, rows, onward)
+            for step in steps:
+                state = onward(self.velocity(state, self.sigmas[step], rows))
         else:
             self.walk.travel(state, steps, rows, onward)
 
@@ -222,14 +223,6 @@ class DiffusersPolicy:
             self.capabilities = probe_batching(self.walk, [rows[0], other], self.capabilities)
             self._probed |= {False, _unequal(rows)}
         return cut(self.walk, self.capabilities, rows, state)
-
-
-def step_by_step(
-    policy: Policy, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]
-) -> None:
-    """Take several steps, with a call of `policy.velocity` for each."""
-    for step in steps:
-        state = onward(policy.velocity(state, policy.sigmas[step], rows))
 
 
 def _unequal(rows: Sequence[Row]) -> bool:

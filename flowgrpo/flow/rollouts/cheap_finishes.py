@@ -31,7 +31,7 @@ from flowgrpo.training.scoring.scorer import Scores, unheard
 from flowgrpo.training.weights.low_precision_copies import Copies
 from rewards import Reward
 from rewards.audio import Films
-from samplers.finishes import Finish
+from samplers.growth import Finish
 from samplers.kernels import Kernel, State
 from samplers.trees import Tree
 

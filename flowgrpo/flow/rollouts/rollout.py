@@ -24,8 +24,7 @@ from rewards import Reward
 from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
-from samplers.finishes import Finish, grow_and_finish
-from samplers.growth import grow
+from samplers.growth import Finish, grow, grow_and_finish
 from samplers.kernels import State
 from samplers.pruning import replace_roots
 from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree

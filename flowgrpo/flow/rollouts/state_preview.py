@@ -23,7 +23,7 @@ from flowgrpo.training.scoring.scorer import Scorer, Scores, unheard
 from rewards import Reward
 from rewards.audio import Films, tensors
 from samplers.batches import batched
-from samplers.finishes import Finish
+from samplers.growth import Finish
 from samplers.kernels import State
 from samplers.trees import Evaluate, Root, Tree, stack_states
 
