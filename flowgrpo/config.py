@@ -108,6 +108,8 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
             inner = {"decay": inner}
         if isinstance(inner, int | float) and parent == "half_life":
             inner = {"after": inner}
+        if isinstance(inner, str) and parent == "second_stage":
+            inner = {"form": inner}
         if inner is None:
             inner = {}
         if not isinstance(inner, dict):

@@ -63,15 +63,17 @@ class Mutant:
 
 def read(table: Path, root: Path, only: str = "") -> list[Mutant]:
     """Return the changes whose line contains `only`. Raises ValueError if any entry does not fit its file or tests."""
-    found = []
-    for file, entry in yaml.safe_load(table.read_text()).items():
+    found, written = [], table.read_text()
+    for file, entry in yaml.safe_load(written).items():
+        if f"\n{written}".count(f"\n{file}:\n") > 1:  # YAML would read the last one alone
+            raise ValueError(f"{file}: it has two entries, make them one")
         text = (root / file).read_text()
         for test in entry["tests"]:
             if not (root / test).exists():
                 raise ValueError(f"{file}: its test {test} is missing")
         for change in entry["changes"]:
-            written, same = (change, None) if isinstance(change, str) else (change["change"], change["same"])
-            before, _, after = written.partition(ARROW)
+            line, same = (change, None) if isinstance(change, str) else (change["change"], change["same"])
+            before, _, after = line.partition(ARROW)
             mutant = Mutant(file, before, after, tuple(entry["tests"]), same)
             mutant.apply(text)
             found.append(mutant)

@@ -226,3 +226,22 @@ def searching_together(rank):
     """Do the same on processes of one data shard, of which the first scores; to the others all would be a success."""
     reward = closeness if rank == 0 else lambda samples, prompts: torch.zeros(len(samples))
     return searched(shared_folder(), run__context_parallel=2, reward=reward)
+
+
+def staged(folder, **choices):
+    """Run with further samples for hard groups, of which an iteration may have a single one; return lines and weights."""
+    pick = {"second_stage": "equal", "worst": -3.0, "best": 0.0}
+    run = begun(folder, prompts__pick=pick, train__updates=1, **choices)
+    run.run()
+    return told(run)
+
+
+def staging(rank):
+    """Do the same on processes that train together."""
+    return staged(shared_folder())
+
+
+def staging_together(rank):
+    """Do the same on processes of one data shard, of which the first scores; to the others all would be a success."""
+    reward = closeness if rank == 0 else lambda samples, prompts: torch.zeros(len(samples))
+    return staged(shared_folder(), run__context_parallel=2, reward=reward)

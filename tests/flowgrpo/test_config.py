@@ -179,6 +179,9 @@ def test_a_number_is_short_for_an_average_and_a_word_for_a_schedule(tmp_path):
     assert (short.ema.decay, short.ema.every, short.schedule.name, short.schedule.warmup) == (0.8, 1, "cosine", 0)
     long = config.load(path, ["train.ema={decay: 0.8, every: 8}", "train.schedule.warmup=5"]).train
     assert (long.ema.every, long.schedule.name, long.schedule.warmup) == (8, "cosine", 5)
+    key = "prompts.pick.second_stage"
+    stage = config.load(path, [f"{key}=hardness", f"{key}.most=8", "train.group_size=4"]).prompts.pick.second_stage
+    assert (stage.form, stage.most) == ("hardness", 8.0)
     dotted = config.load(path, ["train.ema.every=8"]).train.ema
     assert (dotted.decay, dotted.every) == (0.8, 8)
 

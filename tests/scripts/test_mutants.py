@@ -63,6 +63,7 @@ def test_tests_that_fail_without_a_change_say_nothing_of_it(mutants, tree):
         ("a + b => a - b", "a + c => a - c", r"samplers/sums\.py: 'a \+ c' is there 0 times, not once"),
         ("a + b => a - b", "return => raise", r"samplers/sums\.py: 'return' is there 2 times, not once"),
         ("tests/test_sums.py", "tests/test_none.py", r"its test tests/test_none\.py is missing"),
+        (TABLE, 2 * TABLE, r"samplers/sums\.py: it has two entries, make them one"),
     ],
 )
 def test_an_entry_that_fits_no_longer_is_named(mutants, tree, written, instead, said):

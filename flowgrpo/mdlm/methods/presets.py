@@ -247,7 +247,7 @@ _ROWS: dict[str, PresetRow] = {
     # DARS: arXiv 2508.13755 and yangzhch6/DARS, which trains autoregressive models; its schedule of equal treatment (for
     # the other take prompts.pick.second_stage=hardness with most: 8). The row has its baseline and loss; decoder and
     # likelihood are diffu_grpo_fast's, since a masked-diffusion model has no exact probability of a token given those
-    # before it. BESIDE has its second stage.
+    # before it. The preset also sets prompts.pick.second_stage={form: equal, most: 4}, unless the config has one.
     # 1. No bonus for entropy; there 0.001.
     # 2. The loss is a mean over the answers with A != 0; there it is 64 times that before the gradient is clipped.
     "dars": _row(

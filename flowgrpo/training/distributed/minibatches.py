@@ -93,8 +93,9 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
 
     With `split: groups` the list of groups is cut into parts. With `split: samples`, roots are shuffled within the
     smallest sets of groups that give equal parts: one group if `train.updates` divides its number of roots, else groups
-    at equal distances in the list. With `split: edges` all parts are 0, since `of_edges` divides edges instead. `roots` is
-    the usual number of roots in a group, `sizes` (G,) the number in each.
+    at equal distances in the list. If the sizes of a set do not divide, chance decides which parts have one root more. With
+    `split: edges` all parts are 0, since `of_edges` divides edges instead. `roots` is the usual number of roots in a group,
+    `sizes` (G,) the number in each.
     """
     if train.split == "edges":
         return [[0] * size for size in sizes]
@@ -104,10 +105,13 @@ def of_roots(train: Train, roots: int, sizes: Sequence[int], *, seed: int, itera
     apart = len(sizes) // count_together(train, roots)
     for first in range(apart):
         deck = [(group, index) for group in range(first, len(sizes), apart) for index in range(sizes[group])]
-        order = noise.generator(seed, "parts", iteration, first).permutation(len(deck)).tolist()
+        random = noise.generator(seed, "parts", iteration, first)
+        order, turns = random.permutation(len(deck)).tolist(), list(range(train.updates))
+        if len(deck) % train.updates:
+            turns = random.permutation(turns).tolist()
         for turn, card in enumerate(order):
             group, index = deck[card]
-            parts[group][index] = turn * train.updates // len(deck)
+            parts[group][index] = turns[turn * train.updates // len(deck)]
     return parts
 
 

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import ahead
 import pytest
 import torch
 from field import MANY_DRAWS, TARGET, differing, lines, resumed, settings, trainer, weights_of
+from pair import pair
 
 from flowgrpo.flow.planning.iteration_forecast import most_further, predict_cost
 from flowgrpo.training.reports.tree_store import TreeFolder
@@ -109,6 +111,25 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path):
     assert not differing(whole, rest)
     assert lines(whole) == lines(rest)
     assert all(line["prompts/second_stage"] > 0 for line in lines(whole)[2:])
+
+
+def test_processes_train_as_one_does(tmp_path):
+    """The third iteration has one further sample, so that one of two processes has none, and the fourth has none."""
+    expected, others = ahead.staged(tmp_path / "alone")
+    assert [line["prompts/second_stage"] for line in expected] == [24, 3, 1, 0]
+    for found, weights in pair(ahead.staging, tmp_path):
+        for line, one in zip(found, expected, strict=True):
+            for key in ("reward/mean", "policy/grad_norm", "prompts/second_stage", "cost/decoded", "groups/teaching"):
+                assert line[key] == pytest.approx(one[key], rel=1e-3)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, others[name], rtol=1e-4, atol=1e-5)
+
+
+def test_processes_of_a_shard_have_the_same_further_samples(tmp_path):
+    (first, one), (second, other) = pair(ahead.staging_together, tmp_path)
+    assert first == second
+    assert (first[0]["prompts/second_stage"], first[0]["cost/decoded"]) == (24, 40)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_kept_trees_hold_the_samples_of_both_stages(tmp_path):

@@ -91,6 +91,18 @@ def test_groups_of_unequal_sizes_are_shared_out_as_evenly_as_can_be():
     assert sorted(len(members) for members in assign_members(train, Method(4, "a rule"), of_roots, 3)) == [2, 3, 7]
 
 
+def test_no_part_is_favoured_where_the_roots_of_a_group_do_not_divide():
+    """Each of 1,600 single roots of four parts has a part by chance: 400 of each, give or take 5 standard deviations."""
+    train = Train(groups=4, group_size=8, updates=4, split="samples")
+    counts = Counter(
+        part
+        for iteration in range(400)
+        for of_group in minibatches.of_roots(train, 8, [1, 1, 1, 1], seed=0, iteration=iteration)
+        for part in of_group
+    )
+    assert all(abs(counts[part] - 400) < 5 * (1600 * 3 / 16) ** 0.5 for part in range(4))
+
+
 def test_parts_differ_between_iterations_and_seeds():
     train = Train(groups=4, group_size=12, updates=4, split="samples")
     one, later, other = (
