@@ -9,9 +9,8 @@ import pytest
 @pytest.fixture
 def bench(script, monkeypatch):
     bench = script("bench_levers")
-    shapes, real = replace(bench.flow_sizes.SIZES["shapes"], rows=(2,), group=2), bench.flow_sizes.DiffusersPolicy
     few_steps = {"num_inference_steps": 3}
-    monkeypatch.setattr(bench.flow_sizes, "DiffusersPolicy", lambda pipe, call: real(pipe, call | few_steps))
+    shapes = replace(bench.flow_sizes.SIZES["shapes"], rows=(2,), group=2, call=few_steps)
     monkeypatch.setattr(
         bench.flow_sizes, "SIZES", {"shapes": shapes, "wide": replace(shapes, lora={"rank": 2, "alpha": 4})}
     )
