@@ -55,9 +55,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "research")]
 from gpu_parts.session import Part, Results, run  # noqa: E402
 
 ROWS = (8, 4, 2, 1)
-MODELS = {"sd35-medium": 15, "flux1-dev": 20, "wan21-1.3b": 25}  # seconds of an iteration and of another that warms up
-LLADA = "llada-8b"
-BUILD = 15  # seconds that a model takes to build
+SD3, LLADA = "sd35-medium", "llada-8b"
+# Twice the seconds that `flowgrpo plan` says of an iteration in calls of one row on an H200.
+MODELS = {SD3: 18, "flux1-dev": 25, "wan21-1.3b": 40, LLADA: 33}
+BUILD, COMPILE, OTHER = 15, 90, 5  # seconds, guesses: of building a model, of compiling it, and beside an iteration
 # Attention backends with the package that each needs. SD3's attention cannot be set.
 BACKENDS = {"_native_flash": None, "_native_efficient": None, "flash": "flash_attn", "_flash_3": "flash_attn_interface"}
 BACKENDS |= {"xformers": "xformers"}
@@ -101,32 +102,33 @@ def speeds(*, shrunk: bool) -> Iterator[Part]:
     """Yield the parts that measure speed: for each model calls of several rows, then its levers."""
     rows = (2, 1) if shrunk else ROWS
 
-    def speed(model: str, lever: str, count: int, seconds: float, **given: Any) -> Part:
+    def speed(model: str, lever: str, count: int, more: float = 0, **given: Any) -> Part:
         labels = {"kind": "speed", "model": model, "lever": lever, "rows": count}
         function, own = ("text.measured", {}) if model == LLADA else ("flow.measured", {"name": model})
-        name = f"{model}: {lever}, {count} rows"
+        name, seconds = f"{model}: {lever}, {count} rows", MODELS[model] / count + OTHER + more
         return part(name, seconds, function, labels, gpu=not shrunk, rows=count, shrunk=shrunk, **own, **given)
 
     there = [name for name, package in BACKENDS.items() if package is None or importlib.util.find_spec(package)]
-    backends = [] if shrunk else [f"attention {name}" for name in there]
-    for model, seconds in MODELS.items():
+    flow = [model for model in MODELS if model != LLADA]
+    for model in flow:
         for count in rows:
-            yield speed(model, "eager", count, seconds + BUILD * (count == rows[0]))
-        yield speed(model, "kept graphs", rows[0], seconds, graphs=True)
-        for lever in backends if model != "sd35-medium" else ():
-            yield speed(model, lever, rows[0], seconds, attention=lever.removeprefix("attention "))
-        yield speed(model, "compiled", rows[0], seconds + 90, compiled=True)
+            yield speed(model, "eager", count, BUILD * (count == rows[0]))
+        yield speed(model, "kept graphs", rows[0], graphs=True)
+        for name in there if model != SD3 and not shrunk else ():
+            yield speed(model, f"attention {name}", rows[0], attention=name)
+        yield speed(model, "compiled", rows[0], COMPILE, compiled=True)
     for count in rows:
-        yield speed(LLADA, "eager", count, 30)
-    yield speed(LLADA, "dual cache", rows[0], 30, cache="dual")
-    for model in () if shrunk else ("flux1-dev", "wan21-1.3b"):
-        yield speed(model, f"attention {LAST}", rows[0], MODELS[model] + BUILD, attention=LAST)
+        yield speed(LLADA, "eager", count, BUILD)
+    yield speed(LLADA, "dual cache", rows[0], BUILD, cache="dual")
+    for model in flow if not shrunk else ():
+        if model != SD3:
+            yield speed(model, f"attention {LAST}", rows[0], BUILD, attention=LAST)
 
 
 def plans(*, shrunk: bool) -> Iterator[Part]:
     """Yield the parts that count the operations of the same iterations."""
     rows = (2, 1) if shrunk else ROWS
-    for model in (*MODELS, LLADA):
+    for model in MODELS:
         function, own = ("text.planned", {}) if model == LLADA else ("flow.planned", {"name": model})
         labels = {"kind": "plan", "model": model}
         yield part(f"{model}: plan", 30, function, labels, gpu=False, rows=rows, shrunk=shrunk, **own)

@@ -43,7 +43,7 @@ def log_ratio(name: str, dtype: str, *, compiled: bool = False, shrunk: bool = F
         `same_calls`, where the update repeats the calls of the rollout; unless `compiled`, `other_calls`, where its calls
         have half the rows; if so, `velocity`, the largest difference from the eager velocity, over the largest of these.
     """
-    iteration.free()
+    iteration.forget()
     size = size_of(name, dtype, shrunk=shrunk)
     rows = size.rows[0]
     policy, weights = flow_sizes.begun(size)

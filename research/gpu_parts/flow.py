@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import flow_sizes
@@ -15,11 +15,9 @@ from flow_sizes import Size
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.networks.switches import compile_blocks
-from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import budget_of
 from flowgrpo.flow.planning.plan import plan
-from flowgrpo.training.weights.trained_weights import Weights
 from gpu_parts import iteration
 
 STEPS = 3  # of a schedule: calls are the same in a longer one
@@ -43,11 +41,6 @@ def planned(name: str, rows: Sequence[int], *, shrunk: bool = False) -> dict[str
     return {"dtype": size.dtype, "samples": size.group, "rows": counted}
 
 
-@lru_cache(1)
-def _begun(name: str, *, shrunk: bool) -> tuple[DiffusersPolicy, Weights]:
-    return flow_sizes.begun(size_of(name, shrunk=shrunk))
-
-
 def measured(
     name: str,
     rows: int,
@@ -67,8 +60,7 @@ def measured(
     size, device = size_of(name, shrunk=shrunk), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if attention is not None:
         try_attention(attention, size.dtype, device)
-    iteration.free()
-    policy, weights = _begun(name, shrunk=shrunk)
+    policy, weights = iteration.build_once(name, lambda: flow_sizes.begun(size))
     networks = list(policy.modules.values())
     loop = flow_sizes.trainer_of(policy, weights, flow_sizes.settings(size, "chain", rows))
     asked = [Row("a red circle", seed) for seed in range(rows)]
@@ -83,4 +75,4 @@ def measured(
         if attention is not None:
             networks[0].reset_attention_backend()
         if compiled:
-            _begun.cache_clear()  # blocks stay compiled
+            iteration.forget()  # blocks stay compiled

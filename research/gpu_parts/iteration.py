@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,13 +20,26 @@ from flowgrpo.training.planning.memory_budget import Budget
 
 PHASES = {"rollout": ("rollout", "decode"), "update": ("update",), "decode": ("decode",)}  # with their parts of a plan
 Numbers = dict[str, float | None]
+Built = TypeVar("Built")
 
 
-def free() -> None:
-    """Free the memory of models that nothing refers to."""
+_KEPT: dict[str, Any] = {}  # the model that was built last
+
+
+def forget() -> None:
+    """Free the memory of the model that was built last."""
+    _KEPT.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def build_once(name: str, build: Callable[[], Built]) -> Built:
+    """Return the model of a name, built unless it is the last one; the last one is freed before."""
+    if name not in _KEPT:
+        forget()
+        _KEPT[name] = build()
+    return _KEPT[name]
 
 
 def timed(work: Callable[[], object]) -> Numbers:

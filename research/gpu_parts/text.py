@@ -49,7 +49,7 @@ def measured(rows: int, *, cache: str | None = None, shrunk: bool = False) -> di
     Args:
         cache: of keys and values, for the decoder.
     """
-    iteration.free()
+    iteration.forget()
     with tempfile.TemporaryDirectory() as folder:
         loop = bench_large_text.loop_of(options_of(rows, cache=cache, shrunk=shrunk), Path(folder))
         # A recorded call has a cache that later calls have written.
