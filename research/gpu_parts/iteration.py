@@ -27,18 +27,23 @@ _KEPT: dict[str, Any] = {}  # the model that was built last
 
 
 def forget() -> None:
-    """Free the memory of the model that was built last."""
+    """Free the model that was built last."""
     _KEPT.clear()
-    gc.collect()
+    _collect()
+
+
+def _collect() -> None:
+    gc.collect()  # loops of earlier parts refer to themselves
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def build_once(name: str, build: Callable[[], Built]) -> Built:
-    """Return the model of a name, built unless it is the last one; the last one is freed before."""
+    """Return the model of a name, built unless it is the last one; another one is freed before."""
     if name not in _KEPT:
         forget()
         _KEPT[name] = build()
+    _collect()
     return _KEPT[name]
 
 

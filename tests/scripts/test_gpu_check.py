@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 import zipfile
 
 import pytest
@@ -211,6 +212,21 @@ def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):
     )
     assert "| m, kept graphs, 4 | 2000.0 | 500.0 | 100.0 | 2000.0 | 500.0 | 500.0 | 9.0 |" in lines
     assert lines[-1] == "- bad: ValueError: no rows"
+
+
+def test_a_model_is_built_once_and_freed_before_another_is_built(check):
+    from gpu_parts import iteration
+
+    class Model:
+        pass
+
+    model = iteration.build_once("one", Model)
+    one = weakref.ref(model)
+    assert iteration.build_once("one", Model) is model
+    model = None
+    assert isinstance(iteration.build_once("other", lambda: one() or Model()), Model)
+    assert one() is None
+    iteration.forget()
 
 
 def test_packages_and_wheels_come_first(check, tmp_path, monkeypatch):
