@@ -1,11 +1,11 @@
 """Train on prompts that are hardly ever won, with and without hints: how many of them begin to teach?
 
-    python research/compare_hints.py OUT --seeds 0 1 --hints none data
+    python research/compare_hints.py OUT --seeds 0 1 --hints none winner search data
 
 The prompts name a colour and a shape that the embedded model `shapes` has never seen together. A sample succeeds if it
-shows its whole caption; the reward is 1 or 0. Good samples are pictures that we draw, two of each prompt. Each run is a
-command line of flowgrpo on one thread. The prompts are sampled 16 times each by ODE, before and after. Complete runs
-are not repeated.
+shows its whole caption; the reward is 1 or 0. Good samples of `data` are pictures that we draw, two of each prompt. Each run
+is a command line of flowgrpo on one thread. The prompts are sampled 16 times each by ODE, before and after. Complete
+runs are not repeated.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--hints", nargs="+", default=["none", "data"], choices=["none", "data", "winner"])
+    parser.add_argument("--hints", nargs="+", default=["none", "data"], choices=["none", "data", "winner", "search"])
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--set", nargs="*", default=[], help="further overrides, key=value")
     asked = parser.parse_args()

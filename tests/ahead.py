@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from field import closeness, lines, resumed, settings, trainer, weights_of
+from field import TEXTS, closeness, lines, resumed, settings, trainer, weights_of
 from torch import distributed
 
 from flowgrpo.training.distributed.channel import Channel, pack
@@ -58,12 +58,13 @@ def shared_folder():
     return Path(box[0])
 
 
-def begun(folder, **choices):
+def begun(folder, texts=TEXTS, reward=closeness, **choices):
     return trainer(
         settings(folder, **{**NUMBERS, **choices}),
         steps=4,
+        texts=texts,
         held_out=0,
-        rewards=[Reward("closeness", closeness)],
+        rewards=[Reward("closeness", reward)],
         accelerator=Accelerator(cpu=True),  # else several processes of a CPU are not connected
     )
 
@@ -204,3 +205,24 @@ def hinted(folder):
 def hinting(rank):
     """Do the same on processes that train together."""
     return hinted(shared_folder())
+
+
+def searched(folder, **choices):
+    """Run with candidates for failed prompts, two groups of each prompt, and return what is remembered."""
+    hints = {"name": "noised", "source": "search", "width": 24, "success": -1.6, "ladder": [0.0, 1.0]}
+    train = {"train__updates": 1, "train__iterations": 6, "train__learning_rate": 1e-3}
+    run = begun(folder, texts=("a", "bb"), algorithm={"preset": "flow_grpo", "hints": hints}, **train, **choices)
+    run.run()
+    assert sum(line.get("hints/found", 0) for line in lines(run)) > 0
+    return run.hints.state()
+
+
+def searching(rank):
+    """Do the same on processes that train together."""
+    return searched(shared_folder())
+
+
+def searching_together(rank):
+    """Do the same on processes of one data shard, of which the first scores; to the others all would be a success."""
+    reward = closeness if rank == 0 else lambda samples, prompts: torch.zeros(len(samples))
+    return searched(shared_folder(), run__context_parallel=2, reward=reward)

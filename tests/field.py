@@ -119,7 +119,7 @@ def step_of_part(run, credited, part, optimizer):
     return update_part(
         run.policy, credited, part, weights=run.weights, optimizer=optimizer, scaler=run.scaler,
         objective=run.config.algorithm.objective, max_grad_norm=math.inf,
-        sum_shards=run.collectives.sum_shards, sum_processes=run.collectives.sum,
+        sum_shards=run.collectives.sum_shards, sum_processes=run.collectives.sum, moved=run.config.moved(part),
     )  # fmt: skip
 
 

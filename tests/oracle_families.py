@@ -43,6 +43,7 @@ def comparisons() -> Family:
         Variant("select 3 of max_variance", variance, None),
         Variant("soft_gate, or any clip", {"algorithm.objective": {"name": "soft_gate"}}),
         Variant("prefix_ratio", {"algorithm.objective": {"name": "prefix_ratio"}}),
+        Variant("trajectory_ratio", {"algorithm.objective": {"name": "trajectory_ratio"}}),
         Variant("step weights noise_aware", {"algorithm.objective.step_weights": "noise_aware"}),
         Variant("step weights equalised", {"algorithm.objective.step_weights": "equalised"}),
     ]

@@ -21,6 +21,7 @@ LOOSE = 1e6  # a clip range that nothing meets
 FAMILY = Family("flow_grpo", "quadratic", (), batches=BATCHES, groups=GROUPS)
 CLIPS = {"no clip": LOOSE, "clip 0.2": 0.2, "clip 0.02": 0.02}
 PREFIX = {"name": "prefix_ratio", "clip_range": 15.0, "power": 0.0, "dual": None}
+TRAJECTORY = {"name": "trajectory_ratio", "clip_range": LOOSE, "normalised": False}
 
 
 def placed(kernel: str, level: float, theta: Sequence[float], phi: Sequence[float]) -> list[Step]:
@@ -41,19 +42,21 @@ def stale(behind: int) -> list[Effect]:
     """Measure updates by batches that were rolled out some policy steps before, by some ratios.
 
     A ratio without a clip is to see the derivative by the step as it is now, between the steps before it as they were (by
-    `prefix_ratio` as they are) and those behind it as they were. Sizes are along the gradient of now.
+    `prefix_ratio` and `trajectory_ratio` as they are) and those behind it as they were (by `trajectory_ratio` as they are,
+    but for the last one, which is an ODE step). Sizes are along the gradient of now.
     """
     old, now = (placed("flow_sde", 0.7, *moved(count)) for count in (0, behind))
     exact, ode = whole_gradient(now, "quadratic"), whole_gradient(placed("ode", 0.0, *moved(behind)), "quadratic")
     own, share = range(STEPS - 1), 1 - 1 / SIZE
     whole = {i: times(exact[i], share) for i in own}
     objectives = {name: {"algorithm.objective.clip_range": CLIPS[name]} for name in ("no clip", "clip 0.2")}
-    objectives["prefix_ratio"] = {"algorithm.objective": PREFIX}
+    objectives |= {each["name"]: {"algorithm.objective": each} for each in (PREFIX, TRAJECTORY)}
     seen = _late(behind, [*objectives.values()])
     found = []
     for name, batches in zip(objectives, seen, strict=True):
-        before = now if name == "prefix_ratio" else old
-        aim = {i: times(gradient(before[:i], now[i], old[i + 1 :], "quadratic"), share) for i in own}
+        before = now if name in ("prefix_ratio", "trajectory_ratio") else old
+        after = [*now[:-1], old[-1]] if name == "trajectory_ratio" else old
+        aim = {i: times(gradient(before[:i], now[i], after[i + 1 :], "quadratic"), share) for i in own}
         clipped = name == "clip 0.2"
         batches = [replace(each, exact=whole if clipped else aim, chain=exact, ode=ode) for each in batches]
         one = effect(FAMILY, Variant(f"stale by {behind}, {name}", {}, None if clipped else 1.0), batches)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from typing_extensions import override
 
 from flowgrpo.errors import InputError
-from flowgrpo.flow.methods import CHOICES, OBJECTIVES, hints, likelihood_rules, presets
+from flowgrpo.flow.methods import CHOICES, OBJECTIVES, graph_rules, hints, likelihood_rules, presets
 from flowgrpo.flow.methods.credit.rules import Credit
 from flowgrpo.flow.methods.likelihood import Likelihood
 from flowgrpo.flow.methods.objectives.policy_gradient import PolicyGradient
@@ -21,7 +21,7 @@ from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.lora import Lora, LoraPath, Quantised, check_base
 from flowgrpo.schema.schedule import read_part
-from flowgrpo.schema.sections import AUTO, Eval, RewardUse, RunConfig, Train, Variant
+from flowgrpo.schema.sections import Eval, RewardUse, RunConfig, Train, Variant
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
 from flowgrpo.training.advantages.baseline import NESTED, Baseline
 from flowgrpo.training.advantages.group_options import rank_index
@@ -64,8 +64,9 @@ class Model(ModelSection):
     merge: LoraPath | None = None
     """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
     teacher: str | None = None
-    """Model of the reference `teacher`: a LoRA over the same base (a file, a folder, an export's or a run's, or a hub id),
-    or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null: none."""
+    """Model of the reference `teacher`, and of hints from one: a LoRA over the same base (a file, a folder, an export's or a
+    run's, or a hub id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null:
+    none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
     call: dict[str, Any] = {}
@@ -201,7 +202,9 @@ class Algorithm(AlgorithmSection):
     @property
     def reference(self) -> str | None:
         """Return the kind of reference, see `training.weights.trained_weights.Weights`; None if there is no reference."""
-        return self.objective.kl.reference if "reference" in self._policies else None
+        if "reference" in self._policies:
+            return self.objective.kl.reference
+        return "teacher" if getattr(self.hints, "source", None) == "teacher" else None
 
     @model_validator(mode="after")
     def _agree(self) -> Algorithm:
@@ -229,8 +232,8 @@ class Algorithm(AlgorithmSection):
             )
         if self.credit.name == "nested" and self.baseline.name != "leave_one_out":
             raise InputError(NESTED)
-        if self.objective.needs_prefix:
-            likelihood_rules.check_prefix(self)
+        if self.objective.span != "edge":
+            likelihood_rules.check_span(self)
         if self.tree.adapts:
             adaptive.check(self)
         stopping.check(self)
@@ -309,31 +312,14 @@ class Config(RunConfig):
     def keeps_graphs(self) -> bool:
         return self.train.replay != "always" and self.graph_hindrance is None
 
+    def moved(self, part: int) -> bool:
+        """Return whether the policy may have moved since the rollout when optimizer step `part` of an iteration begins."""
+        return part > 0 or self.run.staleness > 0
+
     @property
     def graph_hindrance(self) -> str | None:
         """Return the setting, as text, that prevents the first update from using the rollout's graphs; None without one."""
-        train, run, algorithm = self.train, self.run, self.algorithm
-        rule = getattr(algorithm.tree, "prune", None)
-        settings = {
-            "algorithm.likelihood=elbo": algorithm.likelihood.name == "elbo",  # its evaluations are not the rollout's
-            "run.engine": run.engine is not None,
-            f"algorithm.hints={algorithm.hints.name}": algorithm.hints.name != "none",
-            f"run.staleness={run.staleness}": run.staleness > 0,
-            f"run.generators={run.generators}": run.generators > 0,
-            f"run.sharding={run.sharding}": run.sharding != "none",
-            "model.offload_activations=true": self.model.offload_activations,
-            # With the next settings the remaining edges are gathered into fewer calls, which is cheaper than all calls.
-            f"algorithm.tree.prune.rule={rule and rule.rule}": rule is not None and rule.rule != "depth",
-            f"algorithm.baseline.{algorithm.baseline.drops}=true": algorithm.baseline.drops is not None,
-            "algorithm.tree.stop": algorithm.stop is not None,
-            "train.select": train.select is not None,
-            "prompts.pick.second_stage": self.prompts.pick.second_stage is not None,  # its graphs cannot be foreseen
-            "train.split=edges": train.split == "edges",
-            # If the two sizes are found separately, they may differ.
-            f"train.rollout_batch={train.rollout_batch}": train.rollout_rows != train.update_rows
-            or (train.rollout_batch is not None and AUTO in (train.rollout_batch, train.micro_batch)),
-        }
-        return next((setting for setting, hinders in settings.items() if hinders), None)
+        return graph_rules.hindrance(self)
 
     @property
     @override
@@ -374,7 +360,8 @@ class Config(RunConfig):
         second_stage.check(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
-                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, or take null"
+                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, "
+                "algorithm.hints.source=teacher, or take null"
             )
         if self.train.replay == "never" and (setting := self.graph_hindrance) is not None:
             raise InputError(f"train.replay: with {setting} no update can use the graphs of a rollout; take auto")

@@ -117,7 +117,7 @@ class FlowWing(Wing):
         self.copies = low_precision_copies.Copies(self.config, self.policy.modules.values())
         self.drafting = Drafting(self.config, self.policy, self.copies)
         self.finishing = Finishing(self.config, self.policy, self.copies, run.credited)
-        self.hints = None if self.config.algorithm.hints.name == "none" else Hints(self.config, self.policy)
+        self.hints = None if self.config.algorithm.hints.name == "none" else Hints(run)
         self.rollout_memory = self.hints
 
     @property
@@ -271,8 +271,7 @@ class FlowWing(Wing):
 
         Return the metrics of hints, and of how drafts, cheap finishes and the engine match the policy.
         """
-        run, line = self.run, dict[str, Any]()
-        gather = run.collectives.gather_shards
+        run, line, gather = self.run, dict[str, Any](), self.run.collectives.gather_shards
         if self.shaping is not None:
             self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
         if batch.draft_rewards is not None:
@@ -336,6 +335,7 @@ class FlowWing(Wing):
                 max_grad_norm=config.train.max_grad_norm,
                 sum_shards=run.collectives.sum_shards,
                 sum_processes=run.collectives.sum_gradients,
+                moved=config.moved(number),
             )
 
     def _typical_rows(self) -> list[Row]:

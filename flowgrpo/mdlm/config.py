@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from flowgrpo.errors import InputError
 from flowgrpo.mdlm.decoding.network.block_attention import Attention
-from flowgrpo.mdlm.methods import CHOICES
+from flowgrpo.mdlm.methods import CHOICES, run_rules
 from flowgrpo.mdlm.methods.credit import Credit
 from flowgrpo.mdlm.methods.decoder_options import Decoding, Rollouts
 from flowgrpo.mdlm.methods.likelihoods.likelihood import Likelihood, Trajectory
@@ -223,6 +223,12 @@ class TextAlgorithm(AlgorithmSection):
                 f"algorithm.baseline: {self.baseline.name} compares whole answers with earlier ones, {credit.name} credits "
                 "parts of them; take group_mean or leave_one_out"
             )
+        pulls = isinstance(self.objective, TokenRatio) and self.objective.distillation is not None
+        if pulls and not (self.likelihood.by_branch and self.trains_branches_once):
+            raise InputError(
+                "algorithm.objective.distillation: it compares what branches wrote on one canvas, take likelihood={name: "
+                "trajectory, shrink: branch}, credit=siblings and objective.kl.level=token, or null"
+            )
         if credit.name == "nested" and self.baseline.name not in ("leave_one_out", "group_mean"):
             raise InputError("algorithm.baseline: credit nested compares with means, take leave_one_out or group_mean")
 
@@ -355,23 +361,7 @@ class TextConfig(RunConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> TextConfig:
-        if self.train.split == "edges":
-            raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
-        if self.algorithm.objective.couples and self.train.split != "groups" and self.train.updates > 1:
-            raise InputError(
-                f"train.split: {self.algorithm.objective.name} compares the answers of a group in one optimizer step; take "
-                "groups"
-            )
-        if self.algorithm.objective.couples and self.run.engine is not None and self.run.engine.log_probs:
-            raise InputError(
-                f"run.engine.log_probs: {self.algorithm.objective.name} weighs whole groups, not single answers; take false"
-            )
-        if self.algorithm.tree.name != "chain" and self.run.engine is not None:
-            raise InputError("algorithm.tree: an engine decodes whole answers, take chain or leave run.engine out")
-        if self.algorithm.credit.name == "step_gain" and self.run.engine is not None:
-            raise InputError("algorithm.credit: an engine tells no predictions of single steps, take terminal")
-        if self.algorithm.objective.solutions is not None and self.run.engine is not None:
-            raise InputError(f"run.engine: {self.algorithm.objective.name} samples no rollouts, remove it")
+        run_rules.check(self)
         if self.run.context_parallel > 1:
             raise InputError(
                 "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"

@@ -16,6 +16,7 @@ from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
 from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
+from flowgrpo.mdlm.methods.objectives.self_distillation import BranchTokens, pull_tokens
 from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
@@ -63,14 +64,30 @@ class UpdateBatch:
     correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
-        """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient."""
-        entropy = None if self.entropy is None else self.entropy[None]
-        known = [each.isfinite().all(2).all(0) for each in (self.old, self.reference, entropy) if each is not None]
-        if not known or torch.stack(known).all():
+        """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient.
+
+        Tokens of a branch that its first completion scored are then scored by the first one that is left.
+        """
+        scores = {"old": self.old, "reference": self.reference, "entropy": self.entropy}
+        known = {name: each for name, each in scores.items() if each is not None}
+        if all(each.isfinite().all() for each in known.values()):
             return self
-        index = torch.stack(known).all(0).nonzero()[:, 0]
+        views, branch, shape = self.views, self.branch, self.answers.scored.shape
+        known = {name: each.view(-1, *shape) for name, each in known.items()}
+        if branch is not None:
+            known = {name: self.views.spread(each, branch, self.answers.scored) for name, each in known.items()}
+            views = replace(views, weight=views.spread(views.weight, branch, self.answers.scored))
+        finite = torch.stack([each.isfinite().all(2).all(0) for each in known.values()]).all(0)
+        index = finite.nonzero()[:, 0]
         LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
-        return UpdateBatch(
+        views, branch = views.of(index), None if branch is None else branch[index]
+        views = views if branch is None else views.once(branch)
+        scored = {"entropy": views.scored.any(0)}
+        left = {name: each[:, index] * scored.get(name, views.scored) for name, each in known.items()}
+        if self.entropy is not None:
+            left["entropy"] = left["entropy"][0]
+        return replace(
+            self,
             rows=self.rows[index.cpu()],
             group=self.group[index],
             rank=self.rank[index],
@@ -78,12 +95,10 @@ class UpdateBatch:
             advantage=self.advantage[index],
             weight=self.weight[index],
             step=self.step[index],
-            branch=None if self.branch is None else self.branch[index],
-            views=self.views.of(index),
-            old=None if self.old is None else self.old[:, index],
-            reference=None if self.reference is None else self.reference[:, index],
-            entropy=None if self.entropy is None else self.entropy[index],
+            branch=branch,
+            views=views,
             correction=None if self.correction is None else self.correction[index],
+            **left,
         )
 
 
@@ -140,7 +155,7 @@ def update_batches(
                     weight=weight[rows].to(scored.device),
                     step=views.first,
                     branch=of_rows,
-                    views=views if of_rows is None or not len(rows) else views.once(of_rows),
+                    views=views if of_rows is None else views.once(of_rows),
                     old=None,
                     reference=None,
                     correction=None if correction is None else correction[rows.to(scored.device)],
@@ -212,7 +227,7 @@ def update_on(
     if update_batch.branch is not None:
         token_weight = views.carried(token_weight, update_batch.branch)
     token_weight = token_weight * _shape(config, update_batch, collectives)
-    chosen = _choose(config, update_batch, collectives)
+    chosen, pull = _choose(config, update_batch, collectives), _pull(config, update_batch, batch, collectives)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
     stats, objective = UpdateStats(max_abs_log_ratio=None), _balance(config, policy, update_batch, collectives)
@@ -231,6 +246,7 @@ def update_on(
             reference=update_batch.reference,
             micro_batch=train.update_rows,
             chosen=chosen,
+            pull=pull,
             send=lambda loss: weights.lockstep.backward(scaler.scale(loss)),
         )
         _measure(stats, outcome, objective, scored=scored, moved=update_batch.old is not None)
@@ -302,6 +318,21 @@ def _choose(config: TextConfig, update_batch: UpdateBatch, collectives: Collecti
         draw=token_draws(update_batch.answers, "covariance"),
     )
     return choose_tokens(covariance, tokens, collectives.gather, collectives.accelerator.process_index)
+
+
+def _pull(config: TextConfig, update_batch: UpdateBatch, batch: Batch, collectives: Collectives) -> Tensor | None:
+    """Return the weights (B, L) of `objective.distillation`, None without one; a collective call with one."""
+    rule, branch = getattr(config.algorithm.objective, "distillation", None), update_batch.branch
+    if rule is None:
+        return None
+    assert branch is not None, "the config asks for branches that are trained on once"
+    tokens = BranchTokens(
+        advantage=update_batch.advantage.float(),
+        scored=update_batch.views.scored.any(0),
+        origin=batch.branches.origins.to(branch.device)[branch],
+    )
+    options = {"gather": collectives.gather, "rank": collectives.accelerator.process_index}
+    return pull_tokens(rule, tokens, config.train.done_at(batch.iteration), **options)
 
 
 def _balance(config: TextConfig, policy: TextPolicy, update_batch: UpdateBatch, collectives: Collectives) -> Objective:

@@ -64,6 +64,8 @@ algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: t
     algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs
 algorithm={preset: ctpo, kernel: cps} | algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from
     each of which constant_free leaves
+algorithm={objective: trajectory_ratio, kernel: cps} | algorithm.kernel.log_prob: trajectory_ratio sums log ratios
+algorithm={objective: trajectory_ratio} && train={split: edges} | train.split: edges deals the steps of a path to
 algorithm={preset: ctpo, objective: {power: -0.5}} | algorithm.objective.power: -0.5 is wrong, input should be
     greater than or equal to 0
 algorithm.objective.kl={beta: 0.1, target: 0.01} | algorithm.objective.kl: to adapt the coefficient give target and

@@ -149,7 +149,10 @@ BELOW = {
     "flowgrpo.mdlm.decoding": "",
     "flowgrpo.mdlm.decoding.tokens": "samplers errors schema",
     "flowgrpo.mdlm.decoding.network": "rewards errors schema training.distributed",
-    "flowgrpo.mdlm.decoding.decode": "samplers errors schema mdlm.decoding.tokens mdlm.decoding.network",
+    "flowgrpo.mdlm.decoding.tree_growth": "schema mdlm.decoding.tokens mdlm.decoding.network",
+    "flowgrpo.mdlm.decoding.decode": (
+        "samplers errors schema mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.tree_growth"
+    ),
     "flowgrpo.mdlm.decoding.controller": (
         "samplers rewards errors mdlm.decoding.tokens mdlm.decoding.network mdlm.decoding.decode"
     ),

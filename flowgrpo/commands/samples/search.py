@@ -14,11 +14,10 @@ from flowgrpo.flow.outputs.search_sampling import search_sampler
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.reports.progress import open_display
-from flowgrpo.training.reports.samples import ModelUse, SearchUse
+from flowgrpo.training.reports.samples import COMPARE_AT, ModelUse, SearchUse
 from flowgrpo.training.run.phases import phase
 from samplers.levels import DEFAULT_LEVELS
 
-COMPARE_AT = (0.25, 0.5, 0.75)
 WALKS = ("beam", "smc")
 WIDTH = 8
 LEAST = 1e-9  # of --temperature; rewards divided by less may overflow

@@ -23,7 +23,7 @@ from flowgrpo.flow.methods.objectives.matching import (
     TwoBranch,
     VelocityTarget,
 )
-from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
+from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio, TrajectoryRatio
 from flowgrpo.flow.methods.objectives.policy_gradient import Clip, KlMask, NormalisedRatio, PolicyGradient, SoftGate
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
 from flowgrpo.flow.methods.trees.custom_tree import Custom
@@ -36,6 +36,7 @@ OBJECTIVES: Mapping[str, type[PolicyGradient]] = named(
     NormalisedRatio,
     SoftGate,
     PrefixRatio,
+    TrajectoryRatio,
     KlMask,
     Gradient,
     Proximal,

@@ -39,8 +39,14 @@ class Noised(Choice):
     """
 
     name: Literal["noised"] = "noised"
-    source: Literal["winner", "data"] = "winner"
-    """Good samples. winner: those of this run that succeeded without a hint; data: pictures in a column of the prompts."""
+    source: Literal["winner", "data", "search", "teacher"] = "winner"
+    """Good samples. winner: those of this run that succeeded without a hint; data: pictures in a column of the prompts;
+    search: as winner, and successful candidates that the policy samples of a failed prompt without a winner; teacher: as
+    search, but model.teacher samples the candidates."""
+    search: Literal["best-of-n", "beam"] = "best-of-n"
+    """How candidates are sampled. best-of-n: by ODE; beam: by stochastic steps, with comparisons by the run's rewards."""
+    width: Count = 8
+    """Candidates of a prompt; it gets them at most once in an iteration."""
     column: str = "picture"
     """Column of the prompts with a picture file, or a list of some, for the source data."""
     reward: str | None = None
@@ -119,6 +125,11 @@ def check(algorithm: Any) -> None:
         raise InputError(
             f"algorithm.hints: a share of the roots of a group starts anew, {algorithm.tree.name} splits few of them or "
             f"changes; take none, or algorithm.tree={', '.join(TREES[:-1])} or {TREES[-1]}"
+        )
+    if algorithm.hints.source == "teacher" and algorithm.reference != "teacher":
+        raise InputError(
+            f"algorithm.hints.source: teacher has the place of the reference, which is {algorithm.reference}; take "
+            "algorithm.objective.kl.reference=teacher, or beta 0"
         )
     if getattr(algorithm.tree, "stop", None) is not None:
         raise InputError("algorithm.tree.stop: stopped chains tell no success, and hints follow successes; take null")

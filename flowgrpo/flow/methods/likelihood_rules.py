@@ -170,7 +170,7 @@ def check_steps(algorithm: Any) -> None:
         )
 
 
-def check_prefix(algorithm: Any) -> None:
+def check_span(algorithm: Any) -> None:
     """Raise InputError for settings that do not fit an objective which sums log ratios along whole paths."""
     objective, pruning = algorithm.objective.name, getattr(algorithm.tree, "prune", None)
     if algorithm.kernel.log_prob == "constant_free":
@@ -193,7 +193,7 @@ def check_prefix(algorithm: Any) -> None:
 def check_paths(config: Any) -> None:
     """Raise InputError if the objective needs the ratios of whole paths, but the update replays only parts of them."""
     objective, credit = config.algorithm.objective, config.algorithm.credit.name
-    if not objective.needs_prefix:
+    if objective.span == "edge":
         return
     if config.train.split == "edges":
         raise InputError(

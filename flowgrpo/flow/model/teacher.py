@@ -32,9 +32,10 @@ def check(config: Config) -> dict[str, Adapter]:
     if config.algorithm.reference != "teacher":
         return {}
     if model.teacher is None:
+        hinting = getattr(config.algorithm.hints, "source", None) == "teacher"
+        asks = f"algorithm.{'hints.source' if hinting else 'objective.kl.reference'}=teacher"
         raise InputError(
-            f"{KEY}: algorithm.objective.kl.reference=teacher needs one; name a LoRA over {model.path}, a run's folder, or "
-            "a pipeline like it"
+            f"{KEY}: {asks} needs one; name a LoRA over {model.path}, a run's folder, or a pipeline like it"
         )
     with _naming_teacher(), lora_files.named(KEY):
         if load.is_pipeline(model.teacher):

@@ -11,6 +11,8 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods.credit.rules import step_signs
 from flowgrpo.flow.methods.trees.adaptive import Adaptive
+from flowgrpo.flow.rollouts.hinted_rollout import search_use
+from flowgrpo.flow.rollouts.search import compared_steps
 from flowgrpo.flow.updates.noised import Paths, calls_of, select_samples
 from flowgrpo.flow.updates.replay import build_replay_tree
 from flowgrpo.training.advantages import unit_selection
@@ -28,7 +30,7 @@ class Cost:
 
     rollout: int  # rows through the model in the rollout
     update: int  # rows through the model in the update
-    with_gradient: int  # rows of `update` with a backward pass; the others are for other policies
+    with_gradient: int  # rows of `update` with a backward pass; not those of other policies and of a first pass
     decoded: int  # samples, with those of clean estimates for an early stop
     trained_edges: int
     update_batches: int  # model calls of the update
@@ -90,10 +92,11 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         raise InputError(
             f"train.updates: {train.updates} parts, but the trained edges of a group leave {states} states, take {states}"
         )
+    scored_first = [e for e in evaluations if algorithm.objective.span == "trajectory" and config.moved(e.part)]
     first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
     return Cost(  # edges that an engine sampled are only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None) - saved,
-        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1),
+        update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1) + sum(len(e.rows) for e in scored_first),
         with_gradient=forwards,
         decoded=len(tree.leaves) * (1 if stop is None else 2) - stopped,
         stopped=stopped,
@@ -134,7 +137,10 @@ def exact_finish_cost(config: Config, num_steps: int) -> tuple[int, int]:
 
 
 def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
-    """Return the most model rows and decoded samples that hints add to an iteration: those of hints from step 1 on."""
+    """Return the most model rows and decoded samples that hints add to an iteration.
+
+    All groups then have hints from step 1 on, and candidates, if the source of hints samples such.
+    """
     hints, train = config.algorithm.hints, config.train
     if hints.name == "none":
         return 0, 0
@@ -142,7 +148,11 @@ def most_hinted(config: Config, num_steps: int) -> tuple[int, int]:
     roots = config.algorithm.roots(train.group_size)
     first = roots - int(hints.replace * roots)
     states = {node.parent for node in tree.nodes if node.parent is not None and node.root.index >= first}
-    return len(states), sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+    decoded = sum(tree.nodes[leaf].root.index >= first for leaf in tree.leaves)
+    if (use := search_use(hints)) is None:
+        return len(states), decoded
+    candidates = train.groups * use.width
+    return len(states) + candidates * num_steps, decoded + candidates * (1 + len(compared_steps(use, num_steps)))
 
 
 def most_further(config: Config, num_steps: int) -> tuple[int, int, int]:

@@ -66,12 +66,13 @@ def _plan(config: Config) -> dict[str, Any]:
     if config.run.context_parallel > 1:
         context_parallel.check(config)
     train, algorithm = config.train, config.algorithm
-    columns = stored.train_prompts(config)[0].columns
+    train_prompts = stored.train_prompts(config)
+    columns = train_prompts[0].columns
     over, update_branches = _training(config, columns)
     held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
-    check_columns(config, stored.train_prompts(config))
+    check_columns(config, train_prompts)
     check_columns(config, held_out, config.eval.call)
-    hinted_rollout.check_pictures(config, [prompt.columns for prompt in stored.train_prompts(config)])
+    hinted_rollout.check_pictures(config, [prompt.columns for prompt in train_prompts])
     call, branches = call_and_branches(config, over, _steps_of(columns) if over else columns)
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
@@ -177,8 +178,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         "iterations from the first on"
     )
     hinted = planned["hinted"]
+    samples = planned["config"]["algorithm"]["hints"].get("source") in ("search", "teacher")
     hints = (
         f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+        + " and get candidates" * samples
     )
     held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
     return [

@@ -1,7 +1,7 @@
 """Hinted rollouts: grow a share of each failed group again, from noised good samples of its prompt.
 
-The formulas are those of `methods.hints`. What the run remembers, good samples and the ladder of each prompt, is equal on
-all processes and saved in checkpoints.
+The formulas are those of `methods.hints`; candidates are sampled by `flow.rollouts.search`. What the run remembers, good
+samples and the ladder of each prompt, is equal on all processes and saved in checkpoints.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from flowgrpo.flow.methods.credit.rules import trunk_ends
 from flowgrpo.flow.pipeline import vae_encoder
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy, Policy
 from flowgrpo.flow.rollouts.rollout import Batch, Hinted, Trial, start_roots
+from flowgrpo.flow.rollouts.search import Searcher, compared_steps
 from flowgrpo.flow.rollouts.state_preview import StatePreview
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.assignment import Member
 from flowgrpo.training.prompts.failed_groups import failed_groups
 from flowgrpo.training.reports.metrics import mean
+from flowgrpo.training.reports.samples import COMPARE_AT, SearchUse
 from flowgrpo.training.scoring.scorer import Scores
+from flowgrpo.training.state import RunState
 from samplers import noise
 from samplers.growth import trained_steps
 from samplers.kernels import State
+from samplers.levels import DEFAULT_LEVELS
 from samplers.pruning import replace_roots
 from samplers.trees import Plan, Root, Tree, stack_states
 
@@ -48,13 +52,20 @@ class Hints:
         winners: the remembered good samples of each prompt, latest last; prompts in the order of their last win.
     """
 
-    def __init__(self, config: Config, policy: Policy):
-        hints_of_run = config.algorithm.hints
+    def __init__(self, run: RunState):
+        self._run = run
+        self._policy: Policy = run.policy
+        hints_of_run = self._config.algorithm.hints
         assert isinstance(hints_of_run, hints.Noised)
-        self._config, self._policy, self._settings = config, policy, hints_of_run
+        self._settings = hints_of_run
         self._encoder: vae_encoder.Encoder | None = None
         self.ladders: dict[int, hints.Bounds] = {}
         self.winners: dict[int, list[State]] = {}
+
+    @property
+    def _config(self) -> Config:
+        """The configuration, with the batch sizes found so far."""
+        return cast("Config", self._run.config)
 
     @property
     def deciding(self) -> int:
@@ -68,6 +79,8 @@ class Hints:
         Raise InputError if schedule, states or pictures do not go with noised starts.
         """
         hints.check_policy(self._config, self._policy)
+        if (use := search_use(self._settings)) is not None:
+            compared_steps(use, len(self._policy.sigmas) - 1)
         if self._settings.source == "data":
             self._encoder = vae_encoder.encoder(cast("DiffusersPolicy", self._policy), row)
 
@@ -75,14 +88,28 @@ class Hints:
     def help(self, batch: Batch, plan: Plan, roots: Sequence[Root], *, iteration: int, roll: Roll) -> Batch:
         """Return the batch with a share of the roots of each failed group replaced by noised good samples.
 
-        All roots of a group are on this process. A group whose prompt has no good sample is left as it is. `roll` is
-        `rollout` with all but its roots, their states and the address of their noise.
+        All roots of a group are on this process. A group whose prompt has no good sample is left as it is, and with the
+        sources search and teacher also if no candidate of it succeeds. `roll` is `rollout` with all but its roots, their
+        states and the address of their noise.
         """
         values, members = batch.outcomes
-        plain = Hinted(rewards=values, members=members, won=self._find_winners(batch))
         failed = failed_groups(values[:, self.deciding], [group for group, _ in members], self._settings.success)
         prompts = {group: batch.groups.prompts[group] for group in failed}
-        chosen = self._choose(prompts, plan, roots, iteration)
+        lacking = [  # the first group of a prompt speaks for all, whichever process has it
+            group
+            for group, prompt in prompts.items()
+            if prompt not in self.winners and batch.groups.prompts.index(prompt) == group
+        ]
+        found, candidates = self._search({root.group: root.row for root in roots if root.group in lacking}, iteration)
+        plain = Hinted(
+            rewards=values,
+            members=members,
+            won=[*self._find_winners(batch), *_list_winners(found, prompts)],
+            searched=len(found),
+            found=sum(map(bool, found.values())),
+            decoded=candidates,
+        )
+        chosen = self._choose(prompts, plan, roots, iteration, found=found)
         if not chosen:
             return replace(batch, hinted=plain)
         hinted, picked = zip(*chosen, strict=True)
@@ -103,21 +130,49 @@ class Hints:
                 plain,
                 trials=self._trials(tree, scores, prompts),
                 samples=len(trunk_ends(tree)),
-                replaced=len(batch.tree.leaves) - len(kept),
+                decoded=candidates + len(batch.tree.leaves) - len(kept),
             ),
         )
 
+    def _search(self, rows: Mapping[int, Row], iteration: int) -> tuple[dict[int, list[State]], int]:
+        """Sample candidates of the prompts of failed groups, if the source does so.
+
+        Return the successful ones of each group, the last to remember, and the number of decoded samples.
+        """
+        settings, run, use = self._settings, self._run, search_use(self._settings)
+        if use is None or not rows:
+            return {}, 0
+        searcher = Searcher(self._policy, use, run.rewards, run.config.train.rollout_rows, shard=run.shard)
+        seeds = {group: noise.seed(run.config.run.seed, "search", iteration, group) for group in rows}
+        with run.weights.policy("reference" if settings.source == "teacher" else "live"):
+            searched = searcher.candidates([replace(row, seed=seeds[group]) for group, row in rows.items()])
+        found: dict[int, list[State]] = {}
+        for group, each in zip(rows, searched, strict=True):
+            assert each.states is not None, "best-of-n is none"
+            won = (each.rewards[:, self.deciding] >= settings.success).nonzero().flatten().tolist()
+            found[group] = [tuple(x[i].cpu().clone() for x in each.states) for i in won[-settings.winners :]]
+        return found, searcher.cost["decoded"]
+
     def _choose(
-        self, prompts: Mapping[int, int], plan: Plan, roots: Sequence[Root], iteration: int
+        self,
+        prompts: Mapping[int, int],
+        plan: Plan,
+        roots: Sequence[Root],
+        iteration: int,
+        *,
+        found: Mapping[int, list[State]],
     ) -> list[tuple[Root, State]]:
-        """Return the roots that start anew, each with its good sample: the last ones of each failed group."""
+        """Return the roots that start anew, each with its good sample: the last ones of each failed group.
+
+        `found` are the successful candidates of groups whose prompt has no other good sample.
+        """
         sigmas, config = self._policy.sigmas, self._config
         last = max(sigmas.index(sigma) for _, sigma, _ in trained_steps(plan, sigmas))
         rungs = hints.find_rungs(sigmas, self._settings.ladder, last)
         chosen: list[tuple[Root, State]] = []
         for group, prompt in prompts.items() if rungs else ():
             own = [root for root in roots if root.group == group]
-            good = self._good_samples(prompt, own[0].row)
+            good = found.get(group) or self._good_samples(prompt, own[0].row)
             for root in own[len(own) - int(self._settings.replace * len(own)) :] if good else ():
                 address = (config.run.seed, "hinted", iteration, group)
                 start = 0 if config.algorithm.tree.start == "shared" else root.index
@@ -137,9 +192,9 @@ class Hints:
 
     def _good_samples(self, prompt: int, row: Row) -> list[State]:
         """Return the good samples of a prompt, states without a batch dimension; [] if it has none."""
-        if self._settings.source == "winner":
-            return self.winners.get(prompt, [])
-        return [self._encode(name) for name in _pictures_of(row.columns, self._settings.column)]
+        if self._settings.source == "data":
+            return [self._encode(name) for name in _pictures_of(row.columns, self._settings.column)]
+        return self.winners.get(prompt, [])
 
     def _encode(self, name: str) -> State:
         assert self._encoder is not None, "it is prepared"
@@ -149,12 +204,12 @@ class Hints:
     def _find_winners(self, batch: Batch) -> list[tuple[int, int, State]]:
         """Return the samples of this process that succeeded without a hint: of each group the latest to remember."""
         won: dict[int, list[State]] = {}
-        for end in trunk_ends(batch.tree) if self._settings.source == "winner" else ():
+        for end in trunk_ends(batch.tree) if self._settings.source != "data" else ():
             if batch.scores.values[end, self.deciding] >= self._settings.success:
                 group = batch.tree.nodes[batch.tree.leaves[end]].root.group
                 won.setdefault(group, []).append(tuple(x[end].cpu().clone() for x in batch.tree.samples))
-        most, prompts = self._settings.winners, batch.groups.prompts
-        return [(group, prompts[group], state) for group, states in won.items() for state in states[-most:]]
+        most = self._settings.winners
+        return _list_winners({group: states[-most:] for group, states in won.items()}, batch.groups.prompts)
 
     def _trials(self, tree: Tree, scores: Scores, prompts: Mapping[int, int]) -> list[Trial]:
         """Return what the hints of each group led to."""
@@ -193,9 +248,11 @@ class Hints:
             del self.winners[oldest][0]
             if not self.winners[oldest]:
                 del self.winners[oldest]
+        searched = sum(each.searched for each in everyone)
+        line = {"hints/searched": searched, "hints/found": sum(each.found for each in everyone)} if searched else {}
         if not trials:
-            return {}
-        return {
+            return line
+        return line | {
             "hints/groups": len(trials),
             "hints/sigma": mean(torch.tensor([self._policy.sigmas[trial.step] for trial in trials])),
             "hints/success": mean(torch.tensor([trial.success for trial in trials])),
@@ -229,6 +286,24 @@ class Hints:
         }
 
 
+def search_use(settings: hints.NoHints | hints.Noised) -> SearchUse | None:
+    """Return how hints search good samples of a failed prompt; None if they do not.
+
+    Best-of-n is written as a beam without noise and comparisons, which has the states of the samples.
+    """
+    if settings.name == "none" or settings.source not in ("search", "teacher"):
+        return None
+    compares = settings.search == "beam"
+    return SearchUse(
+        name="beam",
+        width=settings.width,
+        rewards=(),
+        keep=(settings.width + 1) // 2,
+        level=DEFAULT_LEVELS["flow_sde"] if compares else 0.0,
+        compare_at=COMPARE_AT if compares else (),
+    )
+
+
 def separate(units: CreditUnits, tree: Tree) -> CreditUnits:
     """Return the units with the step of their root in the comparison, so that hinted samples are compared apart."""
     steps = {(node.root.group, node.root.index): node.root.step for node in tree.nodes}  # a hinted root comes last
@@ -249,6 +324,10 @@ def check_pictures(config: Config, columns: Sequence[Mapping[str, Any]]) -> None
     for name in names:
         if not isinstance(conditions.load_file(name), Image.Image):
             raise InputError(f"{key}: {column!r} holds {name!r}, which is not the file of a picture")
+
+
+def _list_winners(found: Mapping[int, Sequence[State]], prompts: Any) -> list[tuple[int, int, State]]:
+    return [(group, prompts[group], state) for group, states in found.items() for state in states]
 
 
 def _pictures_of(columns: Mapping[str, Any], column: str) -> list[Any]:

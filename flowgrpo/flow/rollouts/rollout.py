@@ -71,9 +71,10 @@ class Hinted:
 
     Attributes:
         rewards, members: rewards (E, R) and roots, as (group, index), of the samples without hints.
-        won: samples that succeeded without a hint, as (group, prompt, state).
+        won: samples and candidates that succeeded without a hint, as (group, prompt, state).
         samples: number of trajectories with a hint.
-        replaced: number of decoded samples that they replaced.
+        searched, found: number of groups whose prompt got candidates, and of those in which one succeeded.
+        decoded: number of decoded samples outside the tree: those that hints replaced, and candidates.
     """
 
     rewards: torch.Tensor
@@ -81,7 +82,9 @@ class Hinted:
     won: Sequence[tuple[int, int, State]]
     trials: Sequence[Trial] = ()
     samples: int = 0
-    replaced: int = 0
+    searched: int = 0
+    found: int = 0
+    decoded: int = 0
 
 
 class Drawn(Protocol):
@@ -144,8 +147,8 @@ class Batch:
         """Return the number of decoded samples."""
         compared = 0 if self.finished is None else self.finished.decoded
         foretold = 0 if self.stopped is None else len(self.stopped.nodes)
-        replaced = 0 if self.hinted is None else self.hinted.replaced
-        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + foretold + replaced
+        hinted = 0 if self.hinted is None else self.hinted.decoded
+        return 0 if self.stored else len(self.tree.leaves) + self.drafts + compared + foretold + hinted
 
     @property
     def counts(self) -> dict[str, int]:

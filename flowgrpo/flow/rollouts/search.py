@@ -30,6 +30,7 @@ from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.rollout import edge_noise
 from flowgrpo.training.advantages.baseline import GroupMean
 from flowgrpo.training.advantages.reward_combination import Combination
+from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.reports.samples import Sample, SearchUse
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from rewards import Reward
@@ -48,6 +49,7 @@ class Candidates:
 
     Attributes:
         rows: the row with the seed of the start that each candidate grew from.
+        states: final states (N, ...) if the candidates took steps one by one, so not for best-of-n; else None.
         samples: decoded samples, in a batch.
         rewards: (N, R) float64, NaN where a reward does not apply or was lost.
         totals: (N,) float64, weighted sums of the rewards; NaN where no reward is known.
@@ -61,6 +63,7 @@ class Candidates:
     rewards: Tensor
     totals: Tensor
     _: KW_ONLY
+    states: State | None
     log_weights: Tensor
     log_constant: float
 
@@ -104,7 +107,7 @@ class _Walkers:
 
 
 class Searcher:
-    """Search by a policy; `batch_size` candidates share a call of the model.
+    """Search by a policy; `batch_size` candidates share a call of the model. For `shard` see `score_pieces`.
 
     Attributes:
         cost: model evaluations, decoded samples and reward calls so far; a call of a reward scores one sample, of
@@ -112,8 +115,17 @@ class Searcher:
         plain_cost: the same of plain samples of the same rows.
     """
 
-    def __init__(self, policy: Policy, use: SearchUse, rewards: Sequence[Reward], batch_size: int):
+    def __init__(
+        self,
+        policy: Policy,
+        use: SearchUse,
+        rewards: Sequence[Reward],
+        batch_size: int,
+        *,
+        shard: DataShard = WHOLE,
+    ):
         self._policy, self._use, self._rewards, self._batch_size = policy, use, rewards, batch_size
+        self._shard = shard
         self._combination = Combination.of(rewards, GroupMean())
         self.cost = {"model_evaluations": 0, "decoded": 0, "reward_calls": 0}
         self.plain_cost = dict(self.cost)
@@ -133,13 +145,15 @@ class Searcher:
         """Return the finished candidates of each row."""
         width, size = self._use.width, self._batch_size
         walkers = [_begin(row, width) for row in rows]
+        final: State | None = None
         if self._use.name == "best-of-n":
             starts = [row for each in walkers for row in each.rows]
             samples = join_samples([self._policy.generate(batch) for batch in batched(starts, size)])
             parts = [samples[i * width : (i + 1) * width] for i in range(len(walkers))]
             self.cost["decoded"] += len(starts)
         else:
-            parts = list(self._decode(self._walk(walkers), walkers))
+            final = self._walk(walkers)
+            parts = list(self._decode(final, walkers))
         rewards, totals = self._score(parts, walkers)
         if self._use.temperature is not None:
             for each, total in zip(walkers, totals, strict=True):
@@ -148,8 +162,16 @@ class Searcher:
                     each.log_weights = each.log_weights.masked_fill(~total.isfinite(), -torch.inf)
                 each.close_weights()
         return [
-            Candidates(each.rows, part, reward, total, log_weights=each.log_weights, log_constant=each.log_constant)
-            for each, part, reward, total in zip(walkers, parts, rewards, totals, strict=True)
+            Candidates(
+                each.rows,
+                part,
+                reward,
+                total,
+                states=None if final is None else _rows_of(final, range(i * width, (i + 1) * width)),
+                log_weights=each.log_weights,
+                log_constant=each.log_constant,
+            )
+            for i, (each, part, reward, total) in enumerate(zip(walkers, parts, rewards, totals, strict=True))
         ]
 
     def _walk(self, walkers: Sequence[_Walkers]) -> State:
@@ -175,7 +197,7 @@ class Searcher:
                     for parent in self._select(each, total, step)
                 ]
                 state, velocity = _rows_of(state, parents), _rows_of(velocity, parents)
-            kernel = Kernel("flow_sde", use.level) if step < last else ODE
+            kernel = Kernel("flow_sde", use.level) if step < last and use.level > 0 else ODE
             mean, std = transition(kernel, state, velocity, sigma, following, sigmas[1])
             if kernel.stochastic:
                 mean = tuple(m + std * _draw(walkers, m, step, component) for component, m in enumerate(mean))
@@ -229,7 +251,7 @@ class Searcher:
             Piece(i, range(len(each.rows)), part, each.rows)
             for i, (part, each) in enumerate(zip(parts, walkers, strict=True))
         )
-        values = score_pieces(self._rewards, pieces).values
+        values = score_pieces(self._rewards, pieces, shard=self._shard).values
         rows = [row for each in walkers for row in each.rows]
         self.cost["reward_calls"] += sum(reward.applies(row.columns) for row in rows for reward in self._rewards)
         shape = (len(walkers), self._use.width)
@@ -240,12 +262,12 @@ def compared_steps(use: SearchUse, steps: int) -> set[int]:
     """Return the steps before which `beam` and `smc` compare candidates, of a schedule of `steps`, counted from 0.
 
     They are among steps 1 to `steps` - 2: before step 0 all starts are noise, and the last step has no noise of its own,
-    so copies would stay equal. Raise InputError if there is no such step.
+    so copies would stay equal. Raise InputError if there is no such step, unless `use` compares nowhere.
     """
-    if steps < 3:
+    if steps < 3 and use.compare_at:
         raise InputError(
             f"num_inference_steps: {use.name} compares candidates between stochastic steps, {steps} steps have no place "
-            "for it; take 3 or more, or --search best-of-n"
+            "for it; take 3 or more, or best-of-n"
         )
     return {min(max(round(part * steps), 1), steps - 2) for part in use.compare_at}
 

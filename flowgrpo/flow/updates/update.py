@@ -72,6 +72,7 @@ def update_part(
     max_grad_norm: float,
     sum_shards: Callable[[torch.Tensor], torch.Tensor],
     sum_processes: Callable[[torch.Tensor], torch.Tensor] | None,
+    moved: bool,
 ) -> UpdateStats:
     """Take one optimizer step on the edges or samples of one part; return its statistics on this process.
 
@@ -84,6 +85,8 @@ def update_part(
         sum_shards: sums a tensor over the data shards.
         sum_processes: sums a tensor over all processes; each process of a data shard has a part of the shard's
             gradient. None for one process.
+        moved: whether the policy may have moved since the rollout. Only then the ratios of whole trajectories are
+            computed, in a first pass without gradient; before that they are 1.
     """
     stats = UpdateStats()
     evaluations = [e for e in credited.tree.evaluations if e.part == part and e.trained]
@@ -98,7 +101,7 @@ def update_part(
     optimizer.zero_grad(set_to_none=True)
     if credited.noised is None:
         replay = _Replay(policy=policy, weights=weights, objective=objective, credited=credited, stats=stats)
-        losses = replay.losses(evaluations)
+        losses = replay.losses(evaluations, moved=moved)
     else:
         matching = Matching(
             policy=policy, weights=weights, objective=objective, noised=credited.noised, beta=credited.beta
@@ -122,28 +125,33 @@ class _Replay:
     credited: Credited
     stats: UpdateStats
 
-    def losses(self, evaluations: Sequence[Evaluation]) -> Iterator[torch.Tensor]:
-        """Yield for each evaluation the weighted sum of its edges' losses."""
-        paths = PathRatios(self.credited.tree) if self.objective.needs_prefix else None
+    def losses(self, evaluations: Sequence[Evaluation], *, moved: bool) -> Iterator[torch.Tensor]:
+        """Yield for each evaluation the weighted sum of its edges' losses; for `moved` see `update_part`."""
+        paths = None if self.objective.span == "edge" else PathRatios(self.credited.tree)
         if evaluations and evaluations[0].velocity is not None:
             self.stats.max_abs_log_ratio = self._drift(evaluations[0])
+        if paths is not None and self.objective.span == "trajectory":
+            for evaluation in evaluations if moved else ():
+                for edges, log_ratio in self._log_ratios(evaluation):
+                    paths.add(edges, log_ratio)
+            paths.join()
         for evaluation in evaluations:
             yield self._loss(evaluation, paths)
 
-    @torch.no_grad()
     def _drift(self, evaluation: Evaluation) -> float:
         """Return the largest |log ratio| of an extra model call to the rollout; the kept graph would always give 0."""
-        counted, state, sigma = self.policy.evaluations, evaluation.state, evaluation.sigma
-        assert state is not None
-        velocity = self.policy.velocity(state, sigma, evaluation.rows)
+        counted = self.policy.evaluations
+        log_ratios = [log_ratio for _, log_ratio in self._log_ratios(evaluation)]
         self.policy.evaluations = counted  # the extra call does not count
-        gaps = []
-        for edges in evaluation.trained:
-            mean, std = edge_transition(edges, sigma, state, velocity, self.credited.tree.sigma_cap)
-            assert edges.next_state is not None
-            assert edges.log_prob is not None
-            gaps.append((log_prob(edges.next_state, mean, std, edges.move.kernel.log_prob) - edges.log_prob).abs())
-        return float(torch.cat(gaps).max())
+        return float(torch.cat(log_ratios).abs().max())
+
+    @torch.no_grad()
+    def _log_ratios(self, evaluation: Evaluation) -> list[tuple[Edges, torch.Tensor]]:
+        """Return the trained edges of an evaluation with their log ratios (E,), from a model call without gradient."""
+        assert evaluation.state is not None
+        velocity = self.policy.velocity(evaluation.state, evaluation.sigma, evaluation.rows)
+        each = [(edges, self._inputs(evaluation, edges, velocity, None)) for edges in evaluation.trained]
+        return [(edges, inputs.log_prob - inputs.old_log_prob) for edges, inputs in each]
 
     def _loss(self, evaluation: Evaluation, paths: PathRatios | None) -> torch.Tensor:
         """Return the weighted sum of the losses of an evaluation's edges; add their log ratios to `paths`."""
@@ -160,9 +168,7 @@ class _Replay:
         for edges in evaluation.trained:
             inputs = self._inputs(evaluation, edges, velocity, reference)
             if paths is not None:
-                earlier = paths.earlier(edges).to(inputs.log_prob)
-                inputs = replace(inputs, earlier=earlier, position=paths.position(edges).to(earlier.device))
-                paths.add(edges, inputs.log_prob - inputs.old_log_prob)
+                inputs = self._of_path(inputs, edges, paths)
             per_edge = objective.loss(inputs) * credited.step_weights[edges.move.kernel, sigma, edges.sigma_next]
             divergence = objective.divergence(inputs) if beta > 0 else None
             if divergence is not None:
@@ -174,6 +180,15 @@ class _Replay:
                 gap, objective.clipped(inputs), objective.above(inputs), divergence=divergence, step=step
             )
         return loss
+
+    def _of_path(self, inputs: LossInputs, edges: Edges, paths: PathRatios) -> LossInputs:
+        """Return `inputs` with the log ratios of the objective's span; those of a prefix gain the edges' own."""
+        like = inputs.log_prob
+        if self.objective.span == "trajectory":
+            return replace(inputs, whole=paths.whole(edges).to(like), length=paths.length(edges).to(like))
+        earlier, position = paths.earlier(edges).to(like), paths.position(edges).to(like.device)
+        paths.add(edges, inputs.log_prob - inputs.old_log_prob)
+        return replace(inputs, earlier=earlier, position=position)
 
     def _inputs(self, evaluation: Evaluation, edges: Edges, velocity: State, reference: State | None) -> LossInputs:
         state, sigma, cap = evaluation.state, evaluation.sigma, self.credited.tree.sigma_cap

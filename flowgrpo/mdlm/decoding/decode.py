@@ -8,15 +8,17 @@ later are masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import count, pairwise
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from flowgrpo.errors import InputError
-from flowgrpo.mdlm.decoding.tokens.branching import END, NO_BRANCHES, START, Branching, Place
+from flowgrpo.mdlm.decoding.tokens.branching import NO_BRANCHES, Branching, Place
 from flowgrpo.mdlm.decoding.tokens.regions import Region
 from flowgrpo.mdlm.decoding.tokens.step import DecodeStep, Draws, Frame, Setting, setting
 from flowgrpo.mdlm.decoding.tokens.token_proposals import Proposed, Sample
+from flowgrpo.mdlm.decoding.tree_growth import Canvases, TreeGrowth
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
 
@@ -170,29 +172,28 @@ def decode(
     if len(ids) % branching.leaves:
         raise InputError(f"prompts: {len(ids)} rows are no whole trees of {branching.leaves} leaves")
     draws = None if seeds is None else Draws(seeds, decoder.region.length, ids.device)
-    most_drafts = decoder.most_steps if drafts else 0
-    canvases = _Canvases.empty(ids, mask, prompt=prompt.shape[1], most_drafts=most_drafts)
-    number = torch.arange(len(ids), device=ids.device)
-    left = torch.full_like(number, branching.depth)  # splits that each row has still before it
-    branched = ids.new_zeros(len(ids), branching.depth)
+    completion = ids[:, prompt.shape[1] :]
+    canvases = Canvases(
+        ids=ids,
+        mask=mask,
+        step_map=torch.full_like(completion, GIVEN),
+        commit_logp=torch.zeros(completion.shape, dtype=torch.float64, device=ids.device),
+        steps=ids.new_zeros(len(ids)),
+        drafts=ids.new_zeros(len(ids), decoder.most_steps if drafts else 0, completion.shape[1], dtype=torch.int32),
+    )
+    trees = TreeGrowth(
+        branching=branching,
+        micro_batch=micro_batch or len(ids),
+        fill=partial(_fill, predictor, decoder, draws),
+        entropy=partial(_entropy, predictor, decoder),
+        canvases=canvases,
+        left=torch.full_like(canvases.steps, branching.depth),
+        branched=ids.new_zeros(len(ids), branching.depth),
+    )
+    cache = kv_cache.build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    roots = torch.arange(0, len(ids), branching.leaves, device=ids.device)
     with torch.no_grad():
-        for passed, span in enumerate(pairwise((START, *branching.places, END)), start=1):
-            first = number - number % branching.factor**left  # the row that leads each row's branch
-            after = len(branching.places) - passed  # places behind this one
-            splits = left > after if branching.entropy is not None else left > 0
-            for rows in (first == number).nonzero()[:, 0].split(micro_batch or len(ids)):
-                part = canvases.of(rows)
-                _fill(predictor, decoder, draws, part, rows=rows, span=span)
-                canvases.put(rows, part)
-                if branching.entropy is not None and span[1] != END:
-                    waits = ((left > 0) & ~splits)[rows].nonzero()[:, 0]
-                    if len(waits):
-                        entropy = _entropy(predictor, decoder, part.of(waits), span[1][0])
-                        splits[rows[waits]] = entropy >= branching.entropy
-            canvases = canvases.of(first)
-            splits = splits[first] & (left > 0)
-            branched[splits, (branching.depth - left)[splits]] = canvases.steps[splits]
-            left = left - splits.long()
+        trees.grow(roots, roots, cache)
     return Rollout(
         ids=canvases.ids,
         attention_mask=mask,
@@ -200,59 +201,31 @@ def decode(
         commit_logp=canvases.commit_logp,
         nfe=canvases.steps * (2 if decoder.guided else 1),
         steps=canvases.steps,
-        branched=branched,
+        branched=trees.branched,
         drafts=canvases.drafts,
     )
-
-
-@dataclass(kw_only=True)
-class _Canvases:
-    """Partly decoded rows, and the records of their decode; see `Rollout`."""
-
-    ids: Tensor
-    mask: Tensor
-    step_map: Tensor
-    commit_logp: Tensor
-    steps: Tensor
-    drafts: Tensor
-
-    @classmethod
-    def empty(cls, ids: Tensor, mask: Tensor, *, prompt: int, most_drafts: int) -> _Canvases:
-        completion = ids[:, prompt:]
-        return cls(
-            ids=ids,
-            mask=mask,
-            step_map=torch.full_like(completion, GIVEN),
-            commit_logp=torch.zeros(completion.shape, dtype=torch.float64, device=ids.device),
-            steps=ids.new_zeros(len(ids)),
-            drafts=ids.new_zeros(len(ids), most_drafts, completion.shape[1], dtype=torch.int32),
-        )
-
-    def of(self, rows: Tensor) -> _Canvases:
-        """Return copies of some rows."""
-        return _Canvases(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
-
-    def put(self, rows: Tensor, part: _Canvases) -> None:
-        """Replace some rows."""
-        for field in fields(self):
-            getattr(self, field.name)[rows] = getattr(part, field.name)
 
 
 def _fill(
     predictor: MaskPredictor,
     decoder: Decoder,
     draws: Draws | None,
-    canvases: _Canvases,
+    canvases: Canvases,
     *,
     rows: Tensor,
-    span: tuple[Place, Place],
+    same: Tensor,
+    span: Sequence[Place],
+    cache: Cache | None,
 ) -> None:
-    """Decode some rows in place, from the first place of `span` up to the second; `rows` (R,) are their numbers."""
+    """Decode some rows in place, from the first place of `span` up to the second; `rows` (R,) are their numbers.
+
+    Rows of equal `same` (R,) begin with the same canvas: their first step is evaluated once.
+    """
     ids, mask, step_map, steps = canvases.ids, canvases.mask, canvases.step_map, canvases.steps
     prompt = ids.shape[1] - step_map.shape[1]
     completion = ids[:, prompt:]  # a view: writing to it changes `ids`
     position = torch.arange(completion.shape[1], device=ids.device)
-    cache = kv_cache.build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
+    alike, fresh = len(same.unique_consecutive()) < len(same), torch.ones_like(rows, dtype=torch.bool)
     first, last = span
     for block, (starts, ends) in enumerate(decoder.region.parts(mask[:, :prompt].sum(1))):
         if not first[0] <= block <= last[0]:
@@ -288,7 +261,8 @@ def _fill(
                 draws=draws,
             )
             drafts = canvases.drafts.shape[1] > 0
-            proposed, committed, draft = _step(predictor, decoder, step, cache, drafts=drafts)
+            lead = same.where(fresh, rows)[row] if alike and fresh[row].any() else None
+            proposed, committed, draft = _step(predictor, decoder, step, cache, lead=lead, drafts=drafts)
             if drafts:
                 canvases.drafts[row, steps[row]] = draft.int()
             chosen = committed[step.place].nonzero()[:, 0]
@@ -298,9 +272,10 @@ def _fill(
             step_map[at] = steps[at[0]]
             canvases.commit_logp[at] = proposed.log_prob[chosen].double()
             steps += unfinished
+            fresh &= ~unfinished
 
 
-def _entropy(predictor: MaskPredictor, decoder: Decoder, canvases: _Canvases, block: int) -> Tensor:
+def _entropy(predictor: MaskPredictor, decoder: Decoder, canvases: Canvases, block: int) -> Tensor:
     """Return the mean entropy (R,) of the masked tokens of a block, in nats; 0 without any."""
     ids, prompt = canvases.ids, canvases.ids.shape[1] - canvases.step_map.shape[1]
     starts, ends = decoder.region.parts(canvases.mask[:, :prompt].sum(1))[block]
@@ -325,23 +300,31 @@ def _build_canvas(
 
 
 def _step(
-    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None, *, drafts: bool
+    predictor: MaskPredictor,
+    decoder: Decoder,
+    step: DecodeStep,
+    cache: Cache | None,
+    *,
+    lead: Tensor | None,
+    drafts: bool,
 ) -> tuple[Proposed, Tensor, Tensor]:
     """Return the proposals for the open positions, which of these (R, W) bool are committed, and the likeliest completion.
 
-    The completion (R, L) has its masked tokens filled from the block on only with `drafts`.
+    The completion (R, L) has its masked tokens filled from the block on only with `drafts`. Rows of equal `lead` (R,) have
+    the same canvas, which is evaluated once; None: no two rows have.
     """
-    start, width = step.prompt + step.start, step.open.shape[1]
-    columns = {"start": start, "stop": step.ids.shape[1] if drafts else start + width}
-    if cache is not None:
-        logits = cache.logits(step.ids, step.attention_mask, step.row, **columns)
-    elif decoder.guided:
-        scale = setting(decoder.cfg_scale, step)
-        logits = predictor.guide(step.ids, step.attention_mask, scale, prompt=step.prompt, **columns)
+    stop = step.prompt + step.start + step.open.shape[1]
+    width, stop = step.open.shape[1], step.ids.shape[1] if drafts else stop
+    if lead is None:
+        logits, hidden = _evaluate(predictor, decoder, step, cache, stop=stop)
     else:
-        layers = decoder.hidden_layers
-        logits, hidden = predictor.logits_and_hidden(step.ids, step.attention_mask, layers=layers, **columns)
-        step = replace(step, hidden=hidden) if layers else step
+        shared, index, counts = lead.unique_consecutive(return_inverse=True, return_counts=True)
+        first = step.of(counts.cumsum(0) - counts)
+        logits, hidden = _evaluate(predictor, decoder, replace(first, row=shared), cache, stop=stop)
+        logits, hidden = logits[index], tuple(states[index] for states in hidden)
+        if cache is not None:
+            cache.repeat(index, step.row)
+    step = replace(step, hidden=hidden) if hidden else step
     draft = step.completion
     if drafts:
         masked = draft == predictor.mask_id
@@ -356,6 +339,19 @@ def _step(
     table = torch.full(step.open.shape, -torch.inf, dtype=scores.dtype, device=scores.device)
     table[step.place] = scores
     return proposed, decoder.committer(step, table) & step.open, draft
+
+
+def _evaluate(
+    predictor: MaskPredictor, decoder: Decoder, step: DecodeStep, cache: Cache | None, *, stop: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return logits (R, W, V) of the W columns from the block's start to `stop`, and the states that the scorer reads."""
+    columns = {"start": step.prompt + step.start, "stop": stop}
+    if cache is not None:
+        return cache.logits(step.ids, step.attention_mask, step.row, **columns), ()
+    if decoder.guided:
+        scale = setting(decoder.cfg_scale, step)
+        return predictor.guide(step.ids, step.attention_mask, scale, prompt=step.prompt, **columns), ()
+    return predictor.logits_and_hidden(step.ids, step.attention_mask, layers=decoder.hidden_layers, **columns)
 
 
 def _allowed(decoder: Decoder, logits: Tensor) -> Tensor:

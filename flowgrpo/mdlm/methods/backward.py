@@ -57,6 +57,7 @@ def backward(
     reference: Tensor | None,
     micro_batch: int,
     chosen: Tensor | None = None,
+    pull: Tensor | None = None,
     send: Send = Tensor.backward,
 ) -> Outcome:
     """Add the gradient of the objective on some answers to the parameters' `grad`.
@@ -71,6 +72,7 @@ def backward(
         reference: the same of the reference; None if the objective needs none.
         micro_batch: evaluations of one call; only one call's graph is in memory at a time. Must be that of `estimate`.
         chosen: (B, L) bool tokens that the objective's `covariance` chose; None without one.
+        pull: (B, L) weights of the objective's `distillation`; None without one.
         send: runs the backward pass of a loss; a caller may scale the loss for float16, or take turns with other processes.
     """
     everything = torch.ones(views.weight.shape[:2], dtype=torch.bool, device=views.weight.device)
@@ -87,6 +89,7 @@ def backward(
         active_views=everything,
         order=views.first,
         chosen=chosen,
+        pull=pull,
     )
     loss, results = 0.0, list[tuple[Call, Tensor]]()
     idle = ~views.scored.any(2)  # (n, B) views without an evaluation count once, with their row's first evaluation

@@ -109,9 +109,7 @@ class Siblings(Credit):
         branches, paths = earned.branches, earned.branches.paths
         edges = paths.edges
         values = subtree_means(paths, earned.rewards)[edges]
-        states = [(-1, -1) if paths.step[i] == 1 else (paths.root[i], paths.parent[i] or 0) for i in edges]
-        compared = [(paths.group[i], *state) for i, state in zip(edges, states, strict=True)]
-        units = edge_units(paths, edges, values, compared)
+        units = edge_units(paths, edges, values, branches.origins[edges].tolist())
         if self.weights == "answers":
             return units
         answers = branches.edge.new_zeros(len(paths.parent)).index_add(

@@ -43,7 +43,7 @@ def _row(
 
 PRESETS: dict[str, PresetRow] = {
     # d-TreeRPO: arXiv 2512.09675 and THU-BPM/d-TreeRPO: four branches leave the prompt, and four leave each half-way.
-    # 1. No self-distillation towards good siblings; there its weight rises to 0.003.
+    # 1. The weight and the temperature of the self-distillation move once an iteration; there in each optimizer step.
     # 2. An optimizer step takes whole groups; there the branches that leave one canvas.
     # 3. Tokens behind the end of the finished answer are left out; there those behind an end on the branch's own canvas.
     "d_tree_rpo": _row(
@@ -52,7 +52,12 @@ PRESETS: dict[str, PresetRow] = {
         tree={"name": "branch", "factor": 4, "splits": [0.5]},
         decoder={"name": "low_confidence", "proposal": {"temperature": 0.9}},
         likelihood={"name": "trajectory", "shrink": "branch"},
-        objective={"name": "token_ratio", "clip_range": 0.4, "kl": {"form": "k3", "beta": 0.01, "target": "base"}},
+        objective={
+            "name": "token_ratio",
+            "clip_range": 0.4,
+            "kl": {"form": "k3", "beta": 0.01, "target": "base"},
+            "distillation": {"weight": 3e-3, "growth": 2.0, "temperature": 2.0, "power": 0.7},
+        },
         aggregation="step_mean",
     ),
     # TEMPO: arXiv 2509.18314, reconstructed: (r - mean) / std plus V(child) - V(parent) of standardised rewards.

@@ -72,9 +72,9 @@ class Branch(Shape):
     """Trees of answers: at each split every branch goes on as `factor` branches, which share all tokens before it.
 
     A group has as many trees as its size holds, each with a first branch of its own; all of them leave the prompt. The steps
-    before a split are decoded once. They are also trained on once with the likelihood `trajectory` of `shrink` 1 or branch,
-    credit of branches, the objective `token_ratio` and no KL of sequences; else in every answer. d-TreeRPO (arXiv
-    2512.09675) splits at equal parts of the steps, into four.
+    before a split are decoded once, and the first step behind it is evaluated once. Shared steps are also trained on once
+    with the likelihood `trajectory` of `shrink` 1 or branch, credit of branches, the objective `token_ratio` and no KL of
+    sequences; else in every answer. d-TreeRPO (arXiv 2512.09675) splits at equal parts of the steps, into four.
     """
 
     name: Literal["branch"] = "branch"
@@ -121,6 +121,19 @@ class Branches:
     edge: Tensor  # (B, S + 1) int64 edge of each answer before, between and after its S splits
     factor: int = 1  # number of branches that a branch splits into
 
+    @property
+    def origins(self) -> Tensor:
+        """Canvas (nodes, 3) int64 that each branch leaves, the same on all processes: its group, tree and node there."""
+        paths, starts = self.paths, dict[tuple[int, int], int]()
+        canvases = []
+        for node, (group, root, parent) in enumerate(zip(paths.group, paths.root, paths.parent, strict=True)):
+            start = starts.setdefault((group, root), node)  # a tree's nodes are consecutive
+            if parent is None or paths.step[node] == 1:  # all trees of a group leave its prompt
+                canvases.append((group, -1, -1))
+            else:
+                canvases.append((group, root, parent - start))
+        return torch.tensor(canvases, dtype=torch.long).reshape(-1, 3)
+
     def level(self, rollout: Rollout) -> Tensor:
         """Return the number (B, L) int64 of splits before each token of the answers; 0 for given tokens."""
         return (rollout.step_map[:, :, None] >= rollout.branched[:, None]).sum(2).to(self.edge.device)
@@ -163,7 +176,7 @@ def grow(members: Sequence[tuple[int, int]], factor: int, splits: int) -> Branch
 def place_splits(decoder: Decoder, shares: Sequence[float], place: str) -> tuple[Place, ...]:
     """Return the places at some shares of a decoder's steps; of its blocks if it is not paced or has a cache.
 
-    A block of a cache begins with new keys and values, so that branches need none of each other.
+    What a cache has of finished blocks does not depend on how the block behind a split is filled.
 
     Raises InputError, naming `place`, if two shares are the same step or block, or one is the first.
     """

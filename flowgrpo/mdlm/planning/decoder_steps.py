@@ -25,9 +25,9 @@ class DecodingCost:
     commits: int  # steps that commit a token; in a block-causal model the most of one block
     branches: int  # model evaluations of a step: 2 with guidance
     fixed: bool  # whether all answers take the same number of steps
-    # Tokens that each step commits, by block; if not `fixed`, more steps and tokens than any answer has. None if blocks are
-    # counted from the prompt's first token.
-    blocks: tuple[tuple[int, ...], ...] | None
+    # Tokens that each step commits, by block, for each place in a block where a prompt may end; one place if blocks begin
+    # with the completion. If scores decide the steps, more steps and tokens than any answer has.
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
     block_size: int | None = None  # tokens of a block of a block-causal model
 
     @property
@@ -89,20 +89,21 @@ def count_decoder_steps(decoder: Decoder) -> DecodingCost:
             ),
             branches=branches,
             fixed=fixed,
-            blocks=blocks,
+            blocks=(blocks,),
         )
     sizes = [of_block(size) for size in range(region.counted + 1)]
     lengths = torch.stack(
         [end - start for start, end in region.parts(torch.arange(region.counted))]
     )  # (parts, offsets)
-    by_offset = [sum(len(sizes[size]) for size in parts) for parts in lengths.T.tolist()]
+    by_offset = tuple(tuple(sizes[size] for size in parts) for parts in lengths.T.tolist())
+    steps = [sum(map(len, blocks)) for blocks in by_offset]
     return DecodingCost(
-        steps=max(by_offset),
+        steps=max(steps),
         commits=_commits(sizes[region.counted], region.counted)
         * ((region.block_size or region.counted) // region.counted),
         branches=branches,
-        fixed=fixed and min(by_offset) == max(by_offset),
-        blocks=None,
+        fixed=fixed and min(steps) == max(steps),
+        blocks=by_offset,
         block_size=region.block_size,
     )
 

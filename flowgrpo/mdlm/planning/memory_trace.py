@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
 
 from flowgrpo.mdlm.config import TextConfig
 from flowgrpo.mdlm.decoding.decode import Decoder
-from flowgrpo.mdlm.decoding.network.kv_cache import build_cache
+from flowgrpo.mdlm.decoding.network.kv_cache import Cache, build_cache
 from flowgrpo.mdlm.decoding.network.mask_probe import Form
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
@@ -67,10 +68,13 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     predictor = _UnprobedPredictor(network, block_size(config))
     ids = torch.ones(1, prompt + model.length, dtype=torch.long)
     training, evaluation = training_decoder(config), evaluation_decoder(config)
-    drafts = config.algorithm.credit.name == "step_gain"
-    decode, operations = _measure_decoding(meta, predictor, training, ids, drafts=drafts)
+    asked: dict[str, Any] = {
+        "drafts": config.algorithm.credit.name == "step_gain",
+        "splits": config.algorithm.tree.branching(training).depth if training.cache else 0,
+    }
+    decode, operations = _measure_decoding(meta, predictor, training, ids, **asked)
     evaluate, evaluate_operations = None, operations
-    if _work(training, drafts=drafts) != _work(evaluation):
+    if _work(training, **asked) != _work(evaluation):
         evaluate, evaluate_operations = _measure_decoding(meta, predictor, evaluation, ids)
     meta.with_gradients([network])
     update, checkpointed, forward = Peaks(), None, (0, 0)
@@ -96,11 +100,11 @@ def trial(config: TextConfig, prompt: int) -> Trial:
     )
 
 
-def _work(decoder: Decoder, *, drafts: bool = False) -> tuple[object, ...]:
+def _work(decoder: Decoder, *, drafts: bool = False, splits: int = 0) -> tuple[object, ...]:
     """Return a key: decoders with equal keys have steps of equal memory and operations."""
     steps = count_decoder_steps(decoder).steps if decoder.cache else None
     region = decoder.region
-    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, region.blocks, region.counted, drafts
+    return steps, decoder.guided, decoder.cache, decoder.hidden_layers, region.blocks, region.counted, drafts, splits
 
 
 @torch.no_grad()
@@ -111,12 +115,14 @@ def _measure_decoding(
     ids: torch.Tensor,
     *,
     drafts: bool = False,
+    splits: int = 0,
 ) -> tuple[Peaks, int]:
     """Return the peak memory of a decoder's steps, and the mean operations of a step.
 
     Only the first and the last block are measured; only the last, if every step evaluates the whole canvas. With a cache
     the first step of a block computes more than its later ones, so two steps of each block are measured. With `drafts` a
-    step has the logits of all columns from its block on, and the answer's predictions are recorded.
+    step has the logits of all columns from its block on, and the answer's predictions are recorded. With `splits` of a tree
+    the last block runs beside as many caches, from which other branches go on later.
     """
     prompt, mask = ids.shape[1] - decoder.region.length, torch.ones_like(ids, dtype=torch.bool)
     parts = decoder.region.parts(torch.tensor([prompt]))
@@ -133,7 +139,12 @@ def _measure_decoding(
     operations: dict[tuple[int, int], list[int]] = defaultdict(list)
     with meta.phase() as live, meta.inside():
         recorded = torch.zeros(1, decoder.most_steps if drafts else 0, decoder.region.length, dtype=torch.int32)
+        waiting: list[Cache] = []
         for start, end in steps:
+            if cache is not None and end == ends[-1][1] and not waiting:
+                waiting = [cache.branch() for _ in range(splits)]
+                for each in waiting:
+                    each.repeat(torch.tensor([0]), torch.tensor([0]))
             stop = ids.shape[1] if drafts else end
             hidden, before = (), live.operations
             if cache is not None:
@@ -152,7 +163,7 @@ def _measure_decoding(
                 peaks |= live.peaks
                 operations[start, end].append(live.operations - before)
             live.lower()
-        del cache, recorded
+        del cache, waiting, recorded
     predictor.form = plain
     later = max(count_decoder_steps(decoder).steps / len(blocks) - 1, 0.0)  # steps of a block after its first
     means = [(first + later * rest[0]) / (1 + later) if rest else first for first, *rest in operations.values()]

@@ -199,7 +199,7 @@ def predict_cost(config: TextConfig) -> Cost:
     trees = samples // split.leaves
     # Answers of an engine cost one evaluation of our model per step if they are scored, else none.
     if local:
-        of_tree, rollout_fixed = count_rollout(walk, split)
+        of_tree, rollout_fixed = count_rollout(walk, split, train.rollout_rows)
         rollout = trees * of_tree
     else:
         rollout = samples * scores_engine(config, decoder) * walk.steps

@@ -18,50 +18,55 @@ class Span:
     tokens: tuple[int, ...]  # that each step of a branch commits, see `DecodingCost.blocks`
 
 
-def spans(walk: DecodingCost, split: Branching) -> list[Span] | None:
-    """Return the parts of a decode between the places of a tree; None if the prompt decides how long they are."""
-    if walk.blocks is None:
-        return None
-    before = [sum(map(len, walk.blocks[:block])) + min(step, len(walk.blocks[block])) for block, step in split.places]
-    tokens = tuple(chain.from_iterable(walk.blocks))
+def spans(blocks: tuple[tuple[int, ...], ...], split: Branching) -> list[Span]:
+    """Return the parts of a decode between the places of a tree; `blocks` are one of `DecodingCost.blocks`."""
+    before = [sum(map(len, blocks[:block])) + min(step, len(blocks[block])) for block, step in split.places]
+    tokens = tuple(chain.from_iterable(blocks))
     return [
         Span(split.factor ** min(number, split.depth), tokens[first:last])
         for number, (first, last) in enumerate(pairwise((0, *before, len(tokens))))
     ]
 
 
-def count_rollout(walk: DecodingCost, split: Branching) -> tuple[int, bool]:
+def count_rollout(walk: DecodingCost, split: Branching, rows: int) -> tuple[int, bool]:
     """Return the evaluations of the rollout of a tree, and whether they are exact, not an upper bound.
 
-    With entropy a tree costs the most if it splits at its first places.
+    The first step behind a split is evaluated once for all branches that a call of `rows` rows holds. With entropy a tree
+    costs the most if it splits at its first places.
     """
-    parts, entropies = spans(walk, split), 0
+    entropies = 0
     if split.entropy is not None:  # an evaluation of each branch at each place
         entropies = sum(split.factor ** min(number, split.depth) for number in range(len(split.places)))
-    if parts is None:
-        return split.leaves * walk.evaluations + entropies, walk.fixed and split.leaves == 1
+    steps = [_count_steps(spans(blocks, split), split, rows) for blocks in walk.blocks]
+    exact = walk.fixed and split.entropy is None and min(steps) == max(steps)
+    return max(steps) * walk.branches + entropies, exact
+
+
+def _count_steps(parts: list[Span], split: Branching, rows: int) -> int:
     steps = sum(part.branches * len(part.tokens) for part in parts)
-    return steps * walk.branches + entropies, walk.fixed and split.entropy is None
+    for before, part in pairwise(parts):
+        if part.tokens and part.branches > before.branches:
+            steps -= part.branches - before.branches * -(-split.factor // rows)
+    return steps
 
 
 def count_levels(walk: DecodingCost, split: Branching) -> tuple[int, bool]:
     """Return how many branches on the way to an answer have tokens, and whether this is exact, not an upper bound."""
-    parts = spans(walk, split)
-    if parts is None or split.entropy is not None:
+    if walk.block_size is not None or split.entropy is not None:
         return split.depth + 1, False
-    return sum(any(part.tokens) for part in parts), walk.fixed
+    return sum(any(part.tokens) for part in spans(walk.blocks[0], split)), walk.fixed
 
 
 def count_shared_views(walk: DecodingCost, split: Branching, likelihood: Likelihood) -> int | None:
-    """Return the views of a tree whose branches are trained on once, at most; None if the prompt decides.
+    """Return the views of a tree whose branches are trained on once, at most; None if a model has blocks.
 
     The number is exact if the walk is, the likelihood scores the whole canvas, and the tree has no entropy. With the scope
     `eos` answers end at different tokens. Then a view of a branch is evaluated for each answer that is the first to score
     one of its tokens.
     """
-    parts = spans(walk, split)
-    if parts is None:
+    if walk.block_size is not None:
         return None
+    parts = spans(walk.blocks[0], split)
     if likelihood.by_branch and split.entropy is not None:
         length = sum(sum(part.tokens) for part in parts)
         parts = [Span(split.factor**level, (length,)) for level in range(split.depth + 1)]

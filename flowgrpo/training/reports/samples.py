@@ -23,6 +23,7 @@ from rewards.audio import Films, tensors
 
 FRAME_RATE = 8.0  # default, frames per second
 SAMPLING_RATE = 44100  # default, Hz
+COMPARE_AT = (0.25, 0.5, 0.75)  # default, fractions of the steps at which a search compares candidates
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_baselines_differ_on_the_same_rollouts_as_they_should_to_the_last_digit(
     found = of("comparisons")
     plain = found["mean of the group"]
     assert found["leave_one_out"].size == pytest.approx(plain.size * 5 / 4, rel=1e-5)
-    for same in ("soft_gate, or any clip", "prefix_ratio"):
+    for same in ("soft_gate, or any clip", "prefix_ratio", "trajectory_ratio"):
         assert found[same].size == pytest.approx(plain.size, rel=1e-4)
         assert found[same].noise == pytest.approx(plain.noise, rel=1e-4)
     assert found["absolute"].noise < plain.noise
@@ -99,10 +99,10 @@ def test_correlated_siblings_and_pruning_save_no_noise():
 
 @pytest.mark.parametrize("name", cases(MOVED))
 def test_a_clip_that_moved_ratios_meet_shrinks_and_turns_an_update_and_a_ratio_alone_does_not(name):
-    plain, clipped, prefix = of(name).values()
+    plain, clipped, prefix, trajectory = of(name).values()
     assert clipped.size < 0.75 * plain.size
-    assert clipped.to_chain < 0.95 < 0.999 < min(plain.to_chain, prefix.to_chain)
-    assert 1 < prefix.expected < plain.expected
+    assert clipped.to_chain < 0.95 < 0.999 < min(plain.to_chain, prefix.to_chain, trajectory.to_chain)
+    assert abs(trajectory.expected - 1) < prefix.expected - 1 < plain.expected - 1
 
 
 @pytest.mark.zoo

@@ -1,4 +1,4 @@
-"""The prefix-ratio objective: the likelihood ratio of the whole path up to an edge, clipped in log space."""
+"""Objectives of the likelihood ratio of a path: up to an edge (CTPO), or of the whole trajectory (GSPO)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from flowgrpo.flow.methods.objectives.policy_gradient import ClipRange, LossInputs, PolicyGradient
+from flowgrpo.flow.methods.objectives.policy_gradient import Clipped, ClipRange, LossInputs, PolicyGradient
 from flowgrpo.schema.base import Positive
 from flowgrpo.schema.imports.heavy import Tensor
 from flowgrpo.training.advantages.clipped_ratio import path_bounds, path_clip_loss, path_clip_mask
@@ -31,6 +31,7 @@ class PrefixRatio(PolicyGradient):
     """
 
     likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+    span: ClassVar[Literal["edge", "prefix", "trajectory"]] = "prefix"
 
     name: Literal["prefix_ratio"] = "prefix_ratio"
     clip_range: ClipRange = [1e-4, 2e-4]
@@ -39,11 +40,6 @@ class PrefixRatio(PolicyGradient):
     """At the t-th trained step of a path the bounds are t^power times as wide; 0: equal at all steps."""
     dual: Positive | None = 1.0
     """If A < 0, log ratios above dual x (upper bound) have no gradient (arXiv 1912.09729); null: no such bound."""
-
-    @property
-    @override
-    def needs_prefix(self) -> bool:
-        return True
 
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
@@ -59,3 +55,26 @@ class PrefixRatio(PolicyGradient):
 
     def _bounds(self, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
         return path_bounds(inputs.position.to(inputs.log_prob), self.clip_range, power=self.power, dual=self.dual)
+
+
+class TrajectoryRatio(Clipped):
+    """GSPO (arXiv 2507.18071), carried over to flows: the trained steps of a trajectory share its ratio and its clip.
+
+    A step takes the place of a token. Each edge has the gradient of its own step, times the ratio of the trajectory, so
+    that the mean over the edges is the gradient of GSPO. If the edges of a trajectory have different advantages, this is
+    the paper's GSPO-token. Above a split an edge takes the geometric mean of the ratios of the trajectories through it,
+    which is ours. Without `normalised` the gradient is that of the product divided by the number of its steps.
+    """
+
+    likelihoods: ClassVar[Sequence[str]] = ("trajectory",)
+    span: ClassVar[Literal["edge", "prefix", "trajectory"]] = "trajectory"
+
+    name: Literal["trajectory_ratio"] = "trajectory_ratio"
+    normalised: bool = True
+    """Take the geometric mean of the ratios of the trajectory's trained steps (GSPO); false: their product."""
+
+    @override
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        own = inputs.log_prob - inputs.old_log_prob
+        whole = inputs.whole / inputs.length if self.normalised else inputs.whole
+        return whole + own - own.detach()

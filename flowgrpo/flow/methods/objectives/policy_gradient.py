@@ -48,6 +48,9 @@ class LossInputs:
         diffuses: whether std is g sqrt(step_size), see `samplers.kernels.Kernel`.
         earlier: (E,) sum of the log ratios of the trained steps before each edge on its path, without gradient.
         position: (E,) int64, number of each edge among the trained steps of its path, from 1.
+        whole: (E,) sum of the log ratios of all trained steps of each edge's trajectory, without gradient; above a split
+            the mean over the trajectories through the edge.
+        length: (E,) number of the steps in `whole`, of which the same mean is taken.
         error: (E, D) velocity minus its target for a noised sample; `anchor_error`, `old_error` and
             `reference_error` are the same under the anchor, the old policy and the reference.
         score: function from an error to a log-probability (E,).
@@ -68,6 +71,8 @@ class LossInputs:
     reference_velocity: State | None = None
     earlier: Tensor = ABSENT
     position: Tensor = ABSENT
+    whole: Tensor = ABSENT
+    length: Tensor = ABSENT
     error: Tensor = ABSENT
     anchor_error: Tensor = ABSENT
     old_error: Tensor = ABSENT
@@ -186,6 +191,8 @@ class PolicyGradient(Choice):
     """Likelihoods that the objective can train."""
     couples: ClassVar[Literal["nothing", "group", "step"]] = "nothing"
     """Other samples that a sample's loss depends on: its group, or all samples of the optimizer step."""
+    span: ClassVar[Literal["edge", "prefix", "trajectory"]] = "edge"
+    """Steps whose log ratios an edge's ratio contains: its own, those of its path up to it, or those of its trajectory."""
     pairs: ClassVar[bool] = False
     """Whether the objective trains only on the best and the worst sample of a group."""
     rewarded: ClassVar[bool] = True
@@ -231,11 +238,6 @@ class PolicyGradient(Choice):
     def needs_old_means(self) -> bool:
         """Return whether the rollout must keep the Gaussian means of its steps."""
         return self.kl.previous > 0
-
-    @property
-    def needs_prefix(self) -> bool:
-        """Return whether the update must sum the log ratios of the path to each edge."""
-        return False
 
     def weights(self, steps: Sequence[TrainedStep], sigma_cap: float) -> dict[TrainedStep, float]:
         """Return the weight of each of the trained steps."""

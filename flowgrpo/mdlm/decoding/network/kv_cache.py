@@ -4,7 +4,8 @@ In a bidirectional model cached keys and values become stale with every committe
 first step of a block runs the whole canvas; the later steps feed only the columns from the block on (`prefix`), or only the
 block (`dual`), and reuse the keys and values of the others. This is exact for a model with one attention layer.
 
-In a block-causal model a finished block never changes, so its keys and values are exact for the whole decode.
+In a block-causal model a finished block never changes, so its keys and values are exact for the whole decode, and for all
+branches of a tree that go on from it.
 
 Cached keys carry their positions and attention ignores the order of keys, so fed columns simply follow the cached ones.
 """
@@ -62,6 +63,15 @@ class Cache(ABC):
         Raises:
             InputError: the model does not cache one tensor of keys and values per layer, or its logits change with padding.
         """
+
+    @abstractmethod
+    def branch(self) -> Cache:
+        """Return a cache that begins a block with what stays exact of this one, which stays as it is."""
+
+    def repeat(self, index: Tensor, row: Tensor) -> None:
+        """Give rows (R,) ascending copies of what is cached of the rows of the last call, by their places `index` (R,)."""
+        self._kept = self._live = row, [(keys[index], values[index]) for keys, values in self._live[1]]
+        self._rewind()
 
     def _evaluate(
         self,
@@ -130,6 +140,10 @@ class BlockCache(Cache):
         self.kind = kind
 
     @override
+    def branch(self) -> Cache:
+        return BlockCache(self.predictor, self.kind, self.place)
+
+    @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:
         self._check_padding(attention_mask)
         entered, self._start = start != self._start, start
@@ -168,6 +182,15 @@ class PrefixCache(Cache):
     def __init__(self, predictor: MaskPredictor, place: str):
         super().__init__(predictor, place)
         self._columns = 0
+
+    @override
+    def branch(self) -> Cache:
+        begun = PrefixCache(self.predictor, self.place)
+        begun._columns, begun._kept, begun._live = self._columns, self._kept, self._kept
+        for number, (keys, values) in enumerate(self._kept[1]):
+            begun._cache.update(keys, values, number)  # adds a layer
+        begun._rewind()
+        return begun
 
     @override
     def logits(self, ids: Tensor, attention_mask: Tensor, row: Tensor, *, start: int, stop: int) -> Tensor:

@@ -6,7 +6,7 @@ R rows are unfinished, W columns form the current block, L is the length of a co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,11 @@ class DecodeStep:
     def owner(self) -> Tensor:
         """Row (N,) in 0..R-1 of each open position."""
         return self.place[0]
+
+    def of(self, rows: Tensor) -> DecodeStep:
+        """Return the step of some rows, by their places (int64) in 0..R-1."""
+        named = ("row", "index", "block_masks", "open", "ids", "attention_mask")
+        return replace(self, **{name: getattr(self, name)[rows] for name in named})
 
     def uniform(self, purpose: str) -> Tensor:
         """Return a number (N,) float64 in [0, 1) per open position; raise ValueError if the decode has no seeds."""

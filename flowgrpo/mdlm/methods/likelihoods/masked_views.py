@@ -34,16 +34,31 @@ class Views:
 
     def once(self, branch: Tensor) -> Views:
         """Score the tokens of each branch in its first answer only; `branch` (B, L) int64 are the branches of the tokens."""
-        place = branch * branch.shape[1] + torch.arange(branch.shape[1], device=branch.device)
+        row = torch.arange(len(branch), device=branch.device)[:, None]
+        return replace(self, weight=self.weight * (self._first_row(branch) == row))
+
+    def spread(self, each: Tensor, branch: Tensor, scored: Tensor) -> Tensor:
+        """Return values (n, B, L) of tokens for every answer of their branch, from views that score them once.
+
+        `each` (n, B, L) has the values where the views score them; `scored` (B, L) bool are the tokens of every answer. 0
+        elsewhere.
+        """
+        first = self._first_row(branch)
+        known = scored & (first < len(branch))
+        column = torch.arange(branch.shape[1], device=branch.device)
+        return each[:, first.clamp(max=len(branch) - 1), column].where(known, 0.0)
+
+    def _first_row(self, branch: Tensor) -> Tensor:
+        """Return the first row (B, L) that scores the token of a branch; B if none does."""
+        place, count = _places(branch)
         row = torch.arange(len(branch), device=branch.device)[:, None].where(self.scored.any(0), len(branch))
-        first = row.new_full((int(place.max()) + 1,), len(branch))
-        first.scatter_reduce_(0, place.flatten(), row.flatten(), "amin")
-        return replace(self, weight=self.weight * (first[place] == row))
+        first = row.new_full((count,), len(branch))
+        return first.scatter_reduce_(0, place.flatten(), row.flatten(), "amin")[place]
 
     def carried(self, token_weight: Tensor, branch: Tensor) -> Tensor:
         """Return the weights (B, L) of views that score the tokens of a branch once: the sum over its answers, else 0."""
-        place = branch * branch.shape[1] + torch.arange(branch.shape[1], device=branch.device)
-        total = token_weight.new_zeros(int(place.max()) + 1).index_add(0, place.flatten(), token_weight.flatten())
+        place, count = _places(branch)
+        total = token_weight.new_zeros(count).index_add(0, place.flatten(), token_weight.flatten())
         return total[place] * self.scored.any(0)
 
     @property
@@ -64,6 +79,12 @@ class Views:
         """
         first = self.scored.int().argmax(0)
         return first if self.blocks is None else first + len(self.weight) * self.blocks
+
+
+def _places(branch: Tensor) -> tuple[Tensor, int]:
+    """Return a number (B, L) for each token of each branch, and how many numbers there may be."""
+    place = branch * branch.shape[1] + torch.arange(branch.shape[1], device=branch.device)
+    return place, int(place.max()) + 1 if len(place) else 0
 
 
 def token_draws(answers: Answers, name: str) -> Tensor:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views
 from flowgrpo.mdlm.methods.objectives.covariance import Covariance
+from flowgrpo.mdlm.methods.objectives.self_distillation import SelfDistillation
 from flowgrpo.mdlm.methods.objectives.sequence_means import clamp_tokens, hoelder_log_mean
 from flowgrpo.schema.base import Choice, Positive, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
@@ -52,6 +53,7 @@ class GivenInputs:
     active_views: Tensor  # (n, B) bool, views of each answer that the loss includes
     order: Tensor  # (B, L) int64 `Views.first`: the step that wrote each token, if the views follow the steps
     chosen: Tensor | None = None  # (B, L) bool tokens that `covariance` chose; None without one
+    pull: Tensor | None = None  # (B, L) weights of `distillation`; None without one
 
     def of(self, rows: Tensor) -> GivenInputs:
         """Select the inputs of some answers, by their rows (int64)."""
@@ -68,6 +70,7 @@ class GivenInputs:
             active_views=self.active_views[:, rows],
             order=self.order[rows],
             chosen=None if self.chosen is None else self.chosen[rows],
+            pull=None if self.pull is None else self.pull[rows],
         )
 
     def at(self, new: Tensor, active_views: Tensor) -> LossInputs:
@@ -234,6 +237,9 @@ class TokenRatio(Ratio):
     covariance: Covariance | None = None
     """Give tokens whose log-probability moves with the advantage no gradient (Clip-Cov) or a penalty (KL-Cov), so that the
     entropy does not fall (arXiv 2505.22617); null: none."""
+    distillation: SelfDistillation | None = None
+    """Learn what good branches of a tree wrote on the canvas that they leave (d-TreeRPO, arXiv 2512.09675); null: no such
+    term."""
 
     def balanced(self, log_ratio: Tensor, advantage: Tensor, reduce: Callable[[Tensor], Tensor]) -> TokenRatio:
         """Return this objective with the clip range that `balance` finds for tokens (N,); a collective call."""
@@ -248,7 +254,10 @@ class TokenRatio(Ratio):
     @override
     def loss(self, inputs: LossInputs) -> Tensor:
         weight = inputs.token_weight * (inputs.active_weight > 0).any(0)
-        return (weight * self._each(inputs)).sum() + self.kl.loss(inputs)
+        loss = (weight * self._each(inputs)).sum() + self.kl.loss(inputs)
+        if inputs.pull is None:
+            return loss
+        return loss - (inputs.pull * (inputs.active_weight * inputs.new).sum(0)).sum()
 
     def _each(self, inputs: LossInputs) -> Tensor:
         """Return the loss (B, L) of each token, without weights."""

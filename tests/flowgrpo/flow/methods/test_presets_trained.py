@@ -25,6 +25,7 @@ METHODS = {
     **{rule: {"preset": "branch_grpo", "tree": {"prune": {"rule": rule}}} for rule in RULES},
     "summed": {"preset": "flow_grpo", "kernel": {"log_prob": "sum"}},  # in float64
     "prefix": {"preset": "branch_grpo", "objective": "prefix_ratio"},  # of paths that share their first steps
+    "trajectory": {"preset": "branch_grpo", "objective": "trajectory_ratio"},
     "ddim_sde": {"preset": "stepwise_flow_grpo", "kernel": "ddim_sde"},
 }
 GATHERED = RULES[:2]  # they leave some edges of an evaluation, so that rows meet others in the update

@@ -257,6 +257,14 @@ def test_a_pipeline_teaches_by_command(taught, tmp_path, monkeypatch, lora):
         assert line["policy/grad_norm"] > 0
 
 
+def test_a_pipeline_samples_candidates_for_hints_by_command(taught, tmp_path, monkeypatch):
+    monkeypatch.chdir(taught)
+    hints = "{name: noised, source: teacher, success: 1000000000}"
+    chosen = f"algorithm={{preset: flow_grpo, objective: {{kl: {{beta: 0}}}}, hints: {hints}}}"
+    assert main(["train", "tiny.yaml", "model.teacher=other", chosen, f"run.dir={tmp_path}", "run.patience=null"]) == 0
+    assert all(line["hints/searched"] > 0 for line in metrics(next(tmp_path.iterdir())))
+
+
 @pytest.mark.parametrize("lora", [ADAPTERS, pytest.param(ALL_WEIGHTS, marks=pytest.mark.zoo)])
 def test_a_student_that_is_the_pipeline_that_teaches_has_nothing_to_learn(workplace, lora):
     words = [*OPD, lora, "train.optimizer={weight_decay: 0}"]

@@ -171,7 +171,7 @@ def axes(draw):
     tree |= {"start": draw(one(["independent", "shared"]))}
     tree |= {"last_step": "ode" if kernel in ("cps", "ddim_sde") else draw(one(["ode", "sde"]))}
     thinned = (tree.get("prune") or {}).get("rule") == "depth"  # paths without some of their steps
-    names = ["clip", "normalised_ratio", "soft_gate", *([] if thinned else ["prefix_ratio"])]
+    names = ["clip", "normalised_ratio", "soft_gate", *([] if thinned else ["prefix_ratio", "trajectory_ratio"])]
     objective = {"name": draw(one(names)), "kl": {"beta": draw(one([0.0, 0.1]))}}
     objective |= {"step_weights": draw(one(["none", "noise_aware", "equalised"]))}
     baseline = draw(one(["group_mean", "leave_one_out"]))

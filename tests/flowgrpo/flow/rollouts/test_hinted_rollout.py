@@ -1,5 +1,7 @@
 """Hints from pictures of the prompts, starts at sigma 1, and trees for reports."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
@@ -13,6 +15,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.hints import noised
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.plan import plan as planned
+from flowgrpo.flow.planning.plan import table
 from flowgrpo.flow.rollouts.hinted_rollout import Hints, _keep_previews, check_pictures
 from flowgrpo.flow.rollouts.rollout import start_roots, walk
 from flowgrpo.flow.rollouts.state_preview import StatePreview
@@ -44,7 +47,7 @@ def test_a_start_at_sigma_1_is_a_plain_root_to_the_bit(tmp_path):
 
 def test_pictures_of_a_prompt_are_its_good_samples(tmp_path):
     policy = DiffusersPolicy(tiny.sd3(), CALL)
-    hints = Hints(settings(tmp_path, algorithm__hints=DATA), policy)
+    hints = Hints(SimpleNamespace(config=settings(tmp_path, algorithm__hints=DATA), policy=policy))
     row = Row("a red circle", 0, {"picture": [picture(tmp_path), picture(tmp_path, "b.png", 30)]})
     hints.prepare(row)
     good = hints._good_samples(3, row)
@@ -102,3 +105,18 @@ def test_the_plan_counts_the_most_that_hints_can_cost(tmp_path):
     plain = settings(tmp_path, model__path="shapes", rewards=["shapes"])
     assert planned(chosen)["hinted"] == {"model_evaluations": 16 * 9, "decoded": 16}
     assert planned(plain)["hinted"] == {"model_evaluations": 0, "decoded": 0}
+
+
+@pytest.mark.parametrize(("search", "decodes"), [("best-of-n", 1), ("beam", 4)])
+@pytest.mark.parametrize("source", ["search", "teacher"])
+def test_the_plan_counts_the_candidates_of_every_group(tmp_path, source, search, decodes):
+    """The 5 candidates of each of 4 groups take 10 steps; a beam also decodes them at its 3 comparisons."""
+    hints = {"name": "noised", "source": source, "search": search, "width": 5}
+    chosen = settings(
+        tmp_path, model={"path": "shapes"}, algorithm={"preset": "flow_grpo", "hints": hints}, rewards=["shapes"],
+        algorithm__objective__kl__beta=0.0,
+    )  # fmt: skip
+    found = planned(chosen)
+    assert found["hinted"] == {"model_evaluations": 16 * 9 + 4 * 5 * 10, "decoded": 16 + 4 * 5 * decodes}
+    assert dict(table(found))["with hints"].startswith("at most 344 model evaluations")
+    assert dict(table(found))["with hints"].endswith("if all groups fail and get candidates")

@@ -76,6 +76,23 @@ def test_one_candidate_is_the_plain_sample_to_the_bit(name):
     assert torch.equal(found, plain)
 
 
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_by_steps_knows_its_final_states(name):
+    search, policy = searcher(name, 5, size=2)
+    for found in search.candidates(rows(3)):
+        assert (found.states is None) == (name == "best-of-n")
+        if found.states is not None:
+            assert torch.equal(policy.decode(found.states, found.rows), found.samples)
+
+
+def test_a_beam_without_noise_and_comparisons_has_the_plain_samples_of_its_seeds():
+    search, _ = searcher("beam", 5, size=2, level=0.0, compare_at=())
+    for row, found in zip(rows(3), search.candidates(rows(3)), strict=True):
+        (plain,) = searcher("best-of-n", 5, size=2)[0].candidates([row])
+        assert found.rows == plain.rows
+        torch.testing.assert_close(found.samples, plain.samples, rtol=0, atol=1e-6)
+
+
 def test_best_of_n_is_the_best_of_the_plain_samples_of_its_seeds():
     search, policy = searcher("best-of-n", 5)
     for row, found in zip(rows(6), search.search(rows(6)), strict=True):
@@ -233,5 +250,6 @@ def test_candidates_are_compared_where_noise_still_follows():
     use = SearchUse(name="smc", width=2, rewards=(), compare_at=(0.01, 0.25, 0.5, 0.99))
     assert compared_steps(use, 20) == {1, 5, 10, 18}
     assert compared_steps(use, 3) == {1}
-    with pytest.raises(InputError, match="2 steps have no place"):
+    with pytest.raises(InputError, match="2 steps have no place for it; take 3 or more, or best-of-n"):
         compared_steps(use, 2)
+    assert compared_steps(SearchUse(name="beam", width=2, rewards=()), 2) == set()

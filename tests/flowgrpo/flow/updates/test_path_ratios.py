@@ -1,4 +1,4 @@
-"""Updates by prefix ratios, against gradients that are summed edge by edge along each path of the tree."""
+"""Updates by ratios of prefixes and trajectories, against gradients summed edge by edge along each path of the tree."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ import torch
 from field import credit, lines, nearness, settings, step_in_place, weights_of
 from grown import SDE, Field, batch, grown
 
-from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio
+from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio, TrajectoryRatio
 from flowgrpo.flow.methods.objectives.policy_gradient import Clip
 from flowgrpo.flow.pipeline.velocity_field import FieldPolicy
 from flowgrpo.flow.updates.path_ratios import PathRatios
@@ -26,6 +26,7 @@ from samplers.trees import Root, edge_transition
 
 PREFIX = {"name": "prefix_ratio", "clip_range": [0.05, 0.1], "dual": 1.5}
 PLAIN = {"name": "clip", "clip_range": [0.99, 99.0], "step_weights": "none", "kl": {"beta": 0.0}}
+WHOLE = {"name": "trajectory_ratio", "clip_range": [0.005, 0.01]}
 TREES = {"window": "flow_grpo_window", "brush": "tempflow", "branch": "branch_grpo", "twigs": "vgpo"}
 PRESETS = {"chain": "flow_grpo", **TREES}
 
@@ -112,6 +113,80 @@ def test_gradients_are_those_of_paths_by_hand(tmp_path, tree, micro_batch):
     assert run.policy.evaluations - before == replayed  # paths cost none
 
 
+def trajectories(tree, log_ratios):
+    """The trained edges of each trajectory, by its last one."""
+    paths = {node: [above for above in tree.ancestry(node) if above in log_ratios] for node in log_ratios}
+    inner = {above for path in paths.values() for above in path[1:]}
+    return {node: path for node, path in paths.items() if node not in inner}
+
+
+def clipped_loss(ratio, advantage, low=0.005, high=0.01):
+    return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
+
+
+def of_trajectories(run, credited, *, normalised):
+    """GSPO's loss of chains: each trajectory has one ratio, through which the gradient of all its steps flows."""
+    log_ratios = {node: own_log_ratio(run, credited.tree, *where) for node, where in trained(credited.tree, 0).items()}
+    losses, stopped = [], []
+    for node, path in trajectories(credited.tree, log_ratios).items():
+        exponent = torch.stack([log_ratios[each] for each in path])
+        (advantage,) = credited.of_edges(torch.tensor(path)).unique().tolist()
+        ratio = (exponent.mean() if normalised else exponent.sum()).exp()
+        losses.append(clipped_loss(ratio, advantage) / (1 if normalised else len(path)))
+        stopped.append(float(torch.autograd.grad(losses[-1], ratio, retain_graph=True)[0]) == 0)
+        assert node == path[0]
+    assert 0 < sum(stopped) < len(stopped)
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("tree", ["chain", "window"])
+def test_gradients_are_those_of_gspo_through_the_ratio_of_each_trajectory(tmp_path, tree, normalised):
+    run = begun(tmp_path, PRESETS[tree], {**WHOLE, "normalised": normalised}, train__micro_batch=5, run__staleness=1)
+    credited = credit(run, run.rollout(0, run.groups(0)))
+    moved(run, 0.1)
+    expected = gradient_of(run, of_trajectories(run, credited, normalised=normalised))
+    assert expected.norm() > 1e-3
+    before = run.policy.evaluations
+    torch.testing.assert_close(gradient(run, credited), expected, rtol=1e-3, atol=1e-5)
+    replayed = sum(len(e.rows) for e in credited.tree.evaluations if e.trained and e.part == 0)
+    assert run.policy.evaluations - before == 2 * replayed  # a first pass without gradient
+
+
+@pytest.mark.parametrize("tree", ["brush", "branch", "twigs"])
+def test_edges_above_a_split_take_the_geometric_mean_of_the_trajectories_through_them(tmp_path, tree):
+    run = begun(tmp_path, PRESETS[tree], WHOLE, run__staleness=1)
+    credited = credit(run, run.rollout(0, run.groups(0)))
+    moved(run, 0.1)
+    log_ratios = {node: own_log_ratio(run, credited.tree, *where) for node, where in trained(credited.tree, 0).items()}
+    ends = trajectories(credited.tree, log_ratios)
+    (length,) = {len(path) for path in ends.values()}
+    weight = credited.units.to_edges(credited.units.weight)
+    loss = torch.zeros(())
+    for node, own in log_ratios.items():
+        through = [sum(log_ratios[each].detach() for each in path) for path in ends.values() if node in path]
+        ratio = (sum(through) / len(through) / length + own - own.detach()).exp()
+        loss = loss + weight[node] * clipped_loss(ratio, float(credited.of_edges(torch.tensor([node]))))
+    shared = any(sum(node in path for path in ends.values()) > 1 for node in log_ratios)
+    assert shared == (tree == "branch")
+    expected = gradient_of(run, loss / sum(float(weight[node]) for node in log_ratios))
+    torch.testing.assert_close(gradient(run, credited), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_trajectories_are_scored_first_only_where_the_policy_may_have_moved(tmp_path):
+    """The first update of a new rollout costs what it does with another ratio; its steps have the policy gradient."""
+    run = begun(tmp_path, "flow_grpo", {**WHOLE, "clip_range": 1e-9}, train__updates=2, train__split="samples")
+    credited = credit(run, run.rollout(0, run.groups(0)))
+    rows = [sum(len(e.rows) for e in credited.tree.evaluations if e.trained and e.part == part) for part in range(2)]
+    for part, times in enumerate((1, 2)):
+        before = run.policy.evaluations
+        stats = run.take_step(credited, part)
+        assert run.policy.evaluations - before == times * rows[part]
+        assert (stats.clipped > 0) == (part > 0)
+    late = begun(tmp_path / "late", "flow_grpo", WHOLE, run__staleness=1)
+    assert [late.config.moved(part) for part in range(2)] == [True, True]
+
+
 @pytest.mark.parametrize("tree", ["chain", "window", "branch", "twigs"])
 def test_a_prefix_is_another_ratio_than_the_step_s_own(tmp_path, tree):
     """The gradients above would not show it if paths were of one trained step."""
@@ -128,14 +203,15 @@ def test_a_prefix_is_another_ratio_than_the_step_s_own(tmp_path, tree):
 @pytest.mark.parametrize(("preset", "tree"), [("tempflow", None), ("flow_grpo_window", {"size": 1})])
 def test_paths_of_one_trained_step_learn_what_plain_ratios_do(tmp_path, preset, tree):
     ends = []
-    for objective in ({**PREFIX, "clip_range": [9.0, 9.0], "dual": None}, PLAIN):
+    for objective in ({**PREFIX, "clip_range": [9.0, 9.0], "dual": None}, {**PLAIN, "name": "trajectory_ratio"}, PLAIN):
         folder = tmp_path / objective["name"]
         run = begun(folder, preset, objective, tree, train__updates=2, train__iterations=4, run__staleness=2)
         run.run()
         ends.append((weights_of(run), lines(run)))
-    assert ends[0][1] == ends[1][1]
+    assert ends[0][1] == ends[2][1]
     assert ends[0][1][-1]["policy/max_abs_log_ratio"] > 1e-3
-    for name, tensor in ends[0][0].items():
+    for name, tensor in ends[2][0].items():
+        assert torch.equal(tensor, ends[0][0][name])
         assert torch.equal(tensor, ends[1][0][name])
 
 
@@ -256,7 +332,10 @@ def slopes(reached):
 
 
 def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_old_one_after_it():
-    """In closed form, for the reward x^2 of Gaussian paths; the ratio of a step alone has the old path before it, too."""
+    """In closed form, for the reward x^2 of Gaussian paths; the ratio of a step alone has the old path before it, too.
+
+    The product over the trajectory has the new path before and after the step: the gradient of the new policy's reward.
+    """
     nodes, masses = np.polynomial.hermite_e.hermegauss(POINTS)
     masses = masses / masses.sum()
     digits = [np.unravel_index(i, (POINTS,) * 3) for i in range(POINTS**3)]
@@ -289,7 +368,7 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     def slope(objective):
         same, scaler = (lambda x: x), torch.amp.GradScaler("cpu", enabled=False)
         options = {"optimizer": torch.optim.SGD([velocity], lr=0.0), "scaler": scaler, "max_grad_norm": math.inf}
-        options |= {"weights": weights, "sum_shards": same, "sum_processes": same}
+        options |= {"weights": weights, "sum_shards": same, "sum_processes": same, "moved": True}
         update_part(policy, credited, 0, objective=objective, **options)
         return -3 * velocity.grad.clone()  # the loss is the mean over the three edges of a path
 
@@ -297,5 +376,7 @@ def test_in_expectation_a_gradient_is_that_of_the_new_path_to_its_step_and_the_o
     paths = slopes(lambda step: torch.where(index <= step, SINCE, BEFORE))
     alone = slopes(lambda step: torch.where(index == step, SINCE, BEFORE))
     torch.testing.assert_close(slope(PrefixRatio(clip_range=50.0)), paths, rtol=5e-3, atol=0)
+    product = TrajectoryRatio(clip_range=1e9, normalised=False)
+    torch.testing.assert_close(slope(product), slopes(lambda step: SINCE), rtol=5e-3, atol=0)
     torch.testing.assert_close(slope(Clip(clip_range=1e9)), alone, rtol=5e-3, atol=0)
     assert (paths[1:] / alone[1:] > 1.05).all()

@@ -5,6 +5,7 @@ import torch
 from predictors import MASK, PAD, llama
 
 from flowgrpo.errors import InputError
+from flowgrpo.mdlm.decoding import tree_growth
 from flowgrpo.mdlm.decoding.decode import decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
@@ -50,11 +51,62 @@ def test_leaves_share_what_was_committed_before_they_part(predictor, name):
     assert len({tuple(row) for row in tree.completion.tolist()}) > 5
 
 
-def test_a_shared_step_is_evaluated_once():
+def test_steps_before_a_split_and_the_first_behind_it_are_evaluated_once():
     predictor = MaskPredictor(llama(), MASK, PAD)
     tree = grown(predictor, decoder("random"), [0.25, 0.6])
-    assert predictor.evaluations == 2 * (2 * 1 + 3 * 2 + 3 * 4)
+    assert predictor.evaluations == 2 * (2 * 1 + (1 + 2 * 2) + (2 + 2 * 4))
     assert tree.nfe.tolist() == [8] * 8
+
+
+@pytest.mark.parametrize(("micro_batch", "calls"), [(1, 4), (3, 2), (4, 1), (6, 1), (16, 1)])
+def test_a_canvas_is_evaluated_once_for_each_call_that_branches_of_it_need(micro_batch, calls):
+    predictor, prompt = MaskPredictor(llama(), MASK, PAD), PROMPT[:4].repeat(2, 1)
+    for places in (((0, 3),), ((0, 3), (0, 3))):  # no step lies between the last two
+        branching = Branching(4, places[:1], 1) if len(places) == 1 else Branching(2, places, 2)
+        before = predictor.evaluations
+        decode(predictor, prompt, decoder("random"), SEEDS, branching=branching, micro_batch=micro_batch)
+        first = calls if len(places) == 1 else 2 * (2 if micro_batch == 1 else 1)
+        assert predictor.evaluations - before == 2 * (3 + first + 4 * 4)
+
+
+def test_branches_of_a_canvas_share_a_call_if_they_fit_one():
+    calls = {most: [(c.start, c.stop) for c in tree_growth.split_calls(torch.tensor([0, 0, 2, 2, 4]), most)]
+             for most in (1, 3, 4, 9)}  # fmt: skip
+    assert calls == {1: [(i, i + 1) for i in range(5)], 3: [(0, 2), (2, 5)], 4: [(0, 4), (4, 5)], 9: [(0, 5)]}
+
+
+def test_answers_are_the_same_without_what_branches_share(predictor, monkeypatch):
+    made = {
+        "plain": decoder("random"),
+        "guided": decoder("low_confidence", cfg_scale=0.5),
+        "blocks": decoder("threshold", region={"block_length": 2}, committer={"threshold": 0.2}),
+    }
+    branching = {"plain": ((0, 2), (0, 5)), "guided": ((0, 2), (0, 5)), "blocks": ((1, 0), (2, 0))}
+    found = []
+    for apart in (False, True):
+        if apart:
+            monkeypatch.setattr(tree_growth.TreeGrowth, "_split", apart_from(tree_growth.TreeGrowth._split))
+        before = predictor.evaluations
+        trees = [
+            decode(predictor, PROMPT, each, SEEDS, branching=Branching(2, branching[name], 2))
+            for name, each in made.items()
+        ]
+        found.append((trees, predictor.evaluations - before))
+    for shared, own in zip(found[0][0], found[1][0], strict=True):
+        assert torch.equal(shared.ids, own.ids)
+        assert torch.equal(shared.step_map, own.step_map)
+        torch.testing.assert_close(shared.commit_logp, own.commit_logp, rtol=0, atol=1e-9)
+    assert found[0][1] < found[1][1]
+
+
+def apart_from(split):
+    """Return a split whose branches share no evaluation and no cache of the row that led before."""
+
+    def own(growth, *given):
+        leads, _ = split(growth, *given)
+        return leads, leads
+
+    return own
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
@@ -74,18 +126,93 @@ def test_with_a_cache_branches_split_at_blocks_and_the_first_leaf_is_what_it_wou
     torch.testing.assert_close(tree.commit_logp[::4], alone.commit_logp, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("cache", [None, "prefix", "dual"])
+def test_branches_of_one_tree_may_wait_while_those_of_another_take_steps(predictor, cache):
+    fixed = torch.full((8, LENGTH), MASK)
+    fixed[:4, 2:4] = torch.tensor([1, 2])  # nothing to do in the block behind the split
+    made, split = decoder("low_confidence", region={"block_length": 2}, cache=cache), Branching(4, ((1, 0),), 1)
+    before = predictor.evaluations
+    whole = decode(predictor, PROMPT, made, SEEDS, branching=split, fixed=fixed)
+    assert predictor.evaluations - before == (2 + 1 + 3 * 4) + (2 + 1 + 5 * 4)
+    apart = decode(predictor, PROMPT, made, SEEDS, branching=split, fixed=fixed, micro_batch=1)
+    assert torch.equal(whole.ids, apart.ids)
+    assert torch.equal(whole.step_map, apart.step_map)
+    torch.testing.assert_close(whole.commit_logp, apart.commit_logp, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_branches_of_a_cache_are_those_that_fill_it_by_themselves(cache, dtype, tolerance):
+    predictor = MaskPredictor(llama().to(dtype), MASK, PAD)
+    made = decoder("low_confidence", region={"block_length": 2}, cache=cache)
+    shared, costs = [], []
+    for micro_batch in (8, 1):  # of one row, so that no two branches share a call
+        before = predictor.evaluations
+        shared.append(grown(predictor, made, [0.3, 0.6], micro_batch=micro_batch))
+        costs.append(predictor.evaluations - before)
+    whole, apart = shared
+    assert torch.equal(whole.ids, apart.ids)
+    torch.testing.assert_close(whole.commit_logp, apart.commit_logp, rtol=0, atol=tolerance)
+    assert costs == [2 * (2 + (1 + 2) + (2 + 3 * 4)), 2 * (2 + 2 * 2 + 4 * 4)]
+    alone = decode(predictor, PROMPT[:1], made, SEEDS[:1])
+    assert torch.equal(apart.commit_logp[0], alone.commit_logp[0])  # to the bit, in calls of one row
+
+
+def in_blocks(predictor, cache, **changes):
+    written = {"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache, **changes}
+    return build(written, 14, EOS, predictor)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+def test_branches_of_a_block_causal_model_are_those_without_a_cache(dtype, tolerance, micro_batch):
+    predictor = MaskPredictor(llama().to(dtype), MASK, PAD, block_size=4)
+    prompt = torch.tensor([[PAD, PAD, 3, 1, 4, 1], [5, 9, 2, 6, 5, 3]]).repeat_interleave(4, 0)
+    options = {"attention_mask": prompt != PAD, "branching": Branching(2, ((1, 0), (3, 0)), 2)}
+    plain = decode(predictor, prompt, in_blocks(predictor, None), SEEDS, **options)
+    cached = decode(predictor, prompt, in_blocks(predictor, "prefix"), SEEDS, micro_batch=micro_batch, **options)
+    assert torch.equal(plain.ids, cached.ids)
+    assert torch.equal(plain.branched, cached.branched)
+    torch.testing.assert_close(plain.commit_logp, cached.commit_logp, rtol=0, atol=tolerance)
+    for split, alike in ((0, 4), (1, 2)):
+        known = plain.step_map < plain.branched[:, split, None]
+        assert known.any(1).all()
+        leads = torch.arange(8) // alike * alike
+        assert torch.equal(cached.completion[known], cached.completion[leads][known])
+    assert len({tuple(row) for row in cached.completion.tolist()}) == 8
+
+
+def test_a_branch_of_a_block_causal_model_goes_on_from_the_cache_of_its_parent():
+    predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=4), []
+    predictor.model.register_forward_pre_hook(lambda module, given: fed.append(tuple(given[0].shape)))
+    before, prompt, made = predictor.evaluations, torch.arange(1, 9).expand(4, -1), in_blocks(predictor, "prefix")
+    tree = decode(predictor, prompt, made, SEEDS[:4], branching=Branching(2, ((1, 0), (2, 0)), 2), micro_batch=2)
+    # The prompt with the first block; then each block: its first step with the block before, the others alone.
+    part = [(1, 8), *[(2, 4)] * 3]  # the first step of two siblings in one row
+    last = [(1, 8), *[(2, 4)] * 3, (2, 6), (2, 2)]  # the last block has two tokens
+    assert fed == [(1, 12), *[(1, 4)] * 3, *part, *last, *last]
+    assert predictor.evaluations - before == 4 + (1 + 3 * 2) + 2 * (1 + 3 * 2 + 2 * 2)
+    alone = decode(predictor, prompt[:1], made, SEEDS[:1])
+    assert torch.equal(tree.completion[:1], alone.completion)
+
+
+def test_branches_that_finish_a_block_at_different_steps_keep_their_cache():
+    predictor, fed = MaskPredictor(llama(), MASK, PAD, block_size=4), []
+    predictor.model.register_forward_pre_hook(lambda module, given: fed.append(given[0].shape[1]))
+    made = in_blocks(predictor, "prefix", name="threshold", committer={"threshold": 0.3})
+    options = {"branching": Branching(4, ((1, 0),), 1)}
+    tree = decode(predictor, torch.arange(1, 9).expand(4, -1), made, SEEDS[:4], **options)
+    assert len({int(row.max()) for row in tree.step_map[:, :8]}) > 1
+    assert fed[0] == 12
+    assert max(fed[1:]) == 8  # the block and the one before it, never again the prompt
+    plain = in_blocks(predictor, None, name="threshold", committer={"threshold": 0.3})
+    assert torch.equal(tree.ids, decode(predictor, torch.arange(1, 9).expand(4, -1), plain, SEEDS[:4], **options).ids)
+
+
 def test_a_block_causal_model_splits_at_its_own_blocks():
     predictor = MaskPredictor(llama(), MASK, PAD, block_size=4)
-    for cache in (None, "prefix"):
-        made = build(
-            {"name": "low_confidence", "proposal": {"temperature": 1.0}, "cache": cache}, LENGTH, EOS, predictor
-        )
-        tree = decode(predictor, PROMPT, made, SEEDS, branching=Branching(2, place_splits(made, [0.5], "splits"), 1))
-        alone = decode(predictor, PROMPT[::2], made, SEEDS[::2])
-        assert torch.equal(tree.completion[::2], alone.completion)
-        shared = tree.step_map < tree.branched
-        assert shared[:, :4].all()
-        assert torch.equal(tree.completion[::2][shared[::2]], tree.completion[1::2][shared[1::2]])
+    made = in_blocks(predictor, "prefix")
+    assert place_splits(made, [0.25, 0.5], "splits") == ((1, 0), (2, 0))
 
 
 def test_scores_that_decide_the_steps_split_at_blocks(predictor):

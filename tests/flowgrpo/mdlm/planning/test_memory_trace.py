@@ -194,3 +194,15 @@ def test_a_cache_that_grows_from_block_to_block_is_counted_with_the_prompt_and_a
     plain, kept = decoded(tmp_path, region=None), decoded(tmp_path, region=None, cache="prefix")
     assert 0 < kept.decode.of(1) < 3 * plain.decode.of(1)
     assert kept.decode.of(8) > 7 * kept.decode.of(1)
+
+
+@pytest.mark.usefixtures("no_update")
+def test_a_cache_that_other_branches_wait_for_is_counted(tmp_path):
+    released("sdar", tmp_path, **ONE_LAYER["sdar"])
+    written = json.loads((tmp_path / "config.json").read_text())
+    finished = PROMPT + LENGTH - 2 * written["block_size"]  # tokens before the last two blocks, which run again
+    keys = 2 * 4 * written["num_hidden_layers"] * written["head_dim"] * written["num_key_value_heads"] * finished
+    tree = {"tree": {"name": "branch", "factor": 2, "splits": [0.25, 0.5]}}
+    chain, grown = (trial(settings(tmp_path, {"cache": "prefix"}, axes=axes), PROMPT) for axes in (None, tree))
+    assert grown.decode.of(1) - chain.decode.of(1) == pytest.approx(2 * keys, rel=0.05)
+    assert grown.evaluate is not None

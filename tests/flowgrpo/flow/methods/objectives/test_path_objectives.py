@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio, prefix_log_ratio
+from flowgrpo.flow.methods.objectives.path_objectives import PrefixRatio, TrajectoryRatio, prefix_log_ratio
 from flowgrpo.flow.methods.objectives.policy_gradient import Clip, LossInputs
 
 LOW, HIGH, DUAL = 0.1, 0.2, 0.3
@@ -92,3 +92,32 @@ def test_what_is_above_1_is_the_path_s_ratio_and_the_steps_before_enter_as_a_num
     found = prefix_log_ratio(inputs)
     assert found.tolist() == pytest.approx([own + earlier])
     assert torch.autograd.grad(found.sum(), log_prob)[0].tolist() == [1.0]
+
+
+def of_trajectory(objective, whole, length, advantage, own=0.7):
+    """The loss of an edge of a trajectory of `length` steps, its derivative, and what is said of its ratio."""
+    log_prob, old, advantage = (torch.tensor([x]).double() for x in (own - 1.5, -1.5, advantage))
+    log_prob.requires_grad_()
+    path = {"whole": torch.tensor([whole]).double(), "length": torch.tensor([length]).double()}
+    inputs = LossInputs(log_prob=log_prob, old_log_prob=old, advantage=advantage, **path)
+    loss = objective.loss(inputs)
+    (slope,) = torch.autograd.grad(loss.sum(), log_prob)
+    return loss.item(), slope.item(), objective.clipped(inputs).item(), objective.above(inputs).item()
+
+
+@pytest.mark.parametrize(
+    ("options", "whole", "length", "advantage", "value", "slope"),
+    [
+        ({}, 0.4, 4.0, 2.0, -2 * math.exp(0.1), -2 * math.exp(0.1)),  # the mean of the steps, whatever the own one
+        ({}, 0.4, 1.0, 2.0, -2 * 1.2, 0.0),
+        ({"normalised": False}, 0.1, 4.0, 2.0, -2 * math.exp(0.1), -2 * math.exp(0.1)),
+        ({"normalised": False}, 0.4, 4.0, 2.0, -2 * 1.2, 0.0),
+        ({}, -0.8, 4.0, -2.0, 2 * 0.9, 0.0),
+        ({}, -0.8, 4.0, 2.0, -2 * math.exp(-0.2), -2 * math.exp(-0.2)),
+        ({"surrogate": "frozen_ratio"}, 0.4, 1.0, 2.0, -2 * 1.2, -2 * 1.2),
+        ({"surrogate": "tapered_ratio", "normalised": False}, -0.4, 4.0, -2.0, 2 * math.exp(-0.4), 2 * math.exp(-0.4)),
+    ],
+)
+def test_the_ratio_of_a_trajectory_is_clipped_as_one(options, whole, length, advantage, value, slope):
+    found = of_trajectory(TrajectoryRatio(clip_range=[0.1, 0.2], **options), whole, length, advantage)
+    assert found == (pytest.approx(value), pytest.approx(slope), slope == 0, whole > 0)

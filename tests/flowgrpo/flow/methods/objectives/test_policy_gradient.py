@@ -300,6 +300,7 @@ def test_a_step_weight_scales_the_policy_loss_and_not_the_divergence(weight):
         max_grad_norm=1e9,
         sum_shards=lambda x: x,
         sum_processes=lambda x: x,
+        moved=False,
     )
     policy_slope = -advantage * (-0.25 * noise / (2 * level * math.sqrt(0.25)))
     expected = gap - weight * policy_slope - beta * 2 * gap / 2
