@@ -105,6 +105,7 @@ def train(size: Size, folder: str, words: Sequence[str]) -> None:
             _kill_at_last(loop)
         elif word == "resumed":
             loop.checkpoints.resume()
+            assert loop.state.done == ITERATIONS - 1
         loop.run()
 
 

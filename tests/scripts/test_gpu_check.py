@@ -96,8 +96,11 @@ def test_the_others_go_on_after_a_part_that_ends_its_process(session, tmp_path):
     assert told["good"]["found"] == {"value": 1}
 
 
-def test_a_gpu_that_answers_no_more_gets_a_new_process(session, tmp_path, monkeypatch):
+def test_a_gpu_that_answers_no_more_gets_a_new_process(session, tmp_path):
+    place = tmp_path / "pid"
+
     def broken():
+        place.write_text(str(os.getpid()))
         torch.cuda.is_available, torch.cuda.synchronize = lambda: True, raising_in_cuda
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -106,7 +109,7 @@ def test_a_gpu_that_answers_no_more_gets_a_new_process(session, tmp_path, monkey
 
     told = session(tmp_path / "found.json", {"bad": (1, broken), "good": (1, lambda: {"pid": os.getpid()})})
     assert told["bad"]["error"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert "found" in told["good"]
+    assert told["good"]["found"]["pid"] != int(place.read_text())
 
 
 def test_a_part_that_hangs_is_ended(session, tmp_path, monkeypatch):
