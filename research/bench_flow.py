@@ -15,10 +15,10 @@ as many leaves; the ratio of *evaluations* bounds the saving. A rollout has one 
  - `wide`: a random SD3 transformer of 24 layers x 256 in the embedded pipeline, calls of 8 rows, adapters trained.
  - `sd35-medium`, `flux1-dev`, `wan21-1.3b`: networks of these sizes with random weights in bfloat16, of which adapters are
    trained, with the call (in ten steps) and the checkpointing of the built-in config. Without a GPU they run only if they
-   are named. On a GPU the peak memory and the seconds of an iteration are compared with those of `flowgrpo plan`, and the
-   largest |log ratio| before the first step of an update without kept graphs is printed.
+   are named.
 
-All sizes run on a GPU if there is one, in wall seconds. Prints a table in Markdown.
+All sizes run on a GPU if there is one, in wall seconds; `scripts/gpu_check.py` measures seconds, memory and launches
+there. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -32,22 +32,16 @@ from typing import Any
 
 import flow_sizes
 import paired
-import random_pipelines
 import torch
 from flow_sizes import begun, settings, trainer_of
 from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.planning import iteration_cost
-from flowgrpo.flow.planning.memory_budget import FlowBudget, budget_of
-from flowgrpo.flow.planning.plan import plan
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows
 from flowgrpo.flow.rollouts.rollout import edge_noise, walk
 from flowgrpo.training.comparison import compare
 from flowgrpo.training.loop import Loop
-from flowgrpo.training.planning.gpu_scaling import Prices
-from flowgrpo.training.planning.gpu_types import GPUS
 from flowgrpo.training.wing import Compared
 from samplers.growth import draw_noise
 from samplers.trees import Root, Tree
@@ -241,52 +235,6 @@ def decoding(name: str, rounds: int) -> dict[str, Ratio]:
     return found
 
 
-def memory(name: str, kinds: Sequence[str] = EVERY) -> dict[str, float]:
-    """Measure an iteration on a GPU: seconds and peak memory, both also over the plan's, and the largest |log ratio|."""
-    size, found = flow_sizes.SIZES[name], {}
-    policy, weights = begun(size)
-    for rows in size.rows:
-        for kind in [each for each in REMEMBERED if each in kinds]:
-            chosen = settings(size, kind, rows)
-            trainer = trainer_of(policy, weights, chosen)
-            with trainer.state.report:
-                trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
-            place, keeps = f"{placed(name, rows)}: iteration of a {kind}", bool(trainer.wing.kept_graphs.parts)
-            trainer.iterate()  # warms up: kernels are chosen, moments allocated
-            torch.cuda.reset_peak_memory_stats()
-            line = trainer.iterate()
-            peak = torch.cuda.max_memory_allocated()
-            trainer.wing.kept_graphs.parts = ()  # with kept graphs the ratio is always 1
-            found[f"{place}, largest |log ratio|"] = trainer.iterate()["policy/max_abs_log_ratio"]
-            with random_pipelines.folder(chosen.model.path) as folder:
-                model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
-                with budget_of(chosen.model_copy(update={"model": model})) as budget:
-                    kept = budget.kept_graphs(torch.cuda.mem_get_info()[1])
-                    found[f"{place}, peak / planned"] = peak / (budget.peak() + (kept["bytes"] if keeps else 0))
-                    found[f"{place}, peak GiB"] = peak / 2**30
-                    seconds = planned_seconds(budget)
-            for part in ("rollout", "update"):
-                found[f"{place}, seconds of the {part}"] = line[f"time/{part}"]
-                if seconds is not None:
-                    found[f"{place}, seconds of the {part} / planned"] = line[f"time/{part}"] / seconds[part]
-    return found
-
-
-def planned_seconds(budget: FlowBudget) -> dict[str, float] | None:
-    """Return the planned seconds of an iteration's rollout (with decoding) and update; None if the plan lacks this GPU."""
-    if gpu_type() is None:
-        return None
-    work = iteration_cost.work(budget, plan(budget.config))
-    seconds = Prices(gpu_type=gpu_type(), fixed=0.0).cost(budget, work).seconds
-    return {"rollout": seconds["rollout"] + seconds["decode"], "update": seconds["update"]}
-
-
-def gpu_type() -> str | None:
-    """Return this GPU's name in `flowgrpo plan`, or None."""
-    words = torch.cuda.get_device_name().lower().replace("rtx ", "rtx").split()
-    return next((name for name in GPUS if name in words), None)
-
-
 def fullness(name: str, rounds: int) -> dict[str, Ratio]:
     """Return the ratios of a full call, split into several calls, to the full call, all with backward passes."""
     size, found = flow_sizes.SIZES[name], {}
@@ -319,22 +267,16 @@ def _part(value: Any, batch: int, index: int, count: int) -> Any:
 
 PARTS = {"rollout": rollouts, "inside": inside, "update": updates, "fullness": fullness, "decoding": decoding}
 BY_KIND = ("rollout", "inside", "update")
-MEMORY = "memory"
-REMEMBERED = ("chain", "window")  # kinds whose iterations have their memory measured
 
 
 def parts_of(name: str) -> list[str]:
     """Return the parts that are measured for a size.
 
-    Decoding is measured for `shapes` only (`wide` has the same decoder), and memory for real models on a GPU. `inside` needs
-    a CPU, where a call returns only when it is done.
+    Decoding is measured for `shapes` only (`wide` has the same decoder). `inside` needs a CPU, where a call returns only
+    when it is done.
     """
-    left_out = {
-        "inside": torch.cuda.is_available(),
-        "decoding": name != "shapes",
-        MEMORY: flow_sizes.SIZES[name].config is None or not torch.cuda.is_available(),
-    }
-    return [part for part in (*PARTS, MEMORY) if not left_out.get(part)]
+    left_out = {"inside": torch.cuda.is_available(), "decoding": name != "shapes"}
+    return [part for part in PARTS if not left_out.get(part)]
 
 
 def ratios(
@@ -363,7 +305,7 @@ def main() -> None:
         choices=list(flow_sizes.SIZES),
         help="without a GPU the first two, unless some are named",
     )
-    parser.add_argument("--only", action="append", choices=[*PARTS, MEMORY], help="all, unless some are named")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="all, unless some are named")
     parser.add_argument("--kind", action="append", choices=EVERY, help="of runs; all, unless some are named")
     parser.add_argument("--groups", type=int, default=1, help="of a rollout, grown side by side; 1 unless given")
     options = parser.parse_args()
@@ -376,24 +318,14 @@ def main() -> None:
     sizes = options.size or [
         name for name, size in flow_sizes.SIZES.items() if size.config is None or torch.cuda.is_available()
     ]
-    parts = options.only or [*PARTS, MEMORY]
-    if parts == [MEMORY] and options.kind and not set(options.kind) & set(REMEMBERED):
-        parser.error(f"--only memory measures --kind {' and '.join(REMEMBERED)}, not {', '.join(options.kind)}")
+    parts = options.only or list(PARTS)
     if not any(part in parts_of(name) for name in sizes for part in parts):
         parser.error(f"--only {' --only '.join(parts)} measures nothing of {', '.join(sizes)} on this machine")
     found: dict[str, Ratio] = {}
-    numbers: dict[str, float] = {}
-    timed = [part for part in parts if part != MEMORY]
-    for measured in ratios(options.rounds, sizes, timed, options.kind or EVERY, groups=options.groups):
+    for measured in ratios(options.rounds, sizes, parts, options.kind or EVERY, groups=options.groups):
         found |= measured
         paired.keep(found, options)
-    for name in sizes:
-        if MEMORY in parts and MEMORY in parts_of(name):
-            numbers |= memory(name, options.kind or EVERY)
-            paired.keep(found, options, numbers=numbers)
-    paired.tell(found, options, numbers=numbers)
-    for told, number in numbers.items():
-        print(f"{told}: {number:.4g}")
+    paired.tell(found, options)
 
 
 if __name__ == "__main__":

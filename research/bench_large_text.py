@@ -29,15 +29,16 @@ from flowgrpo.mdlm.planning.plan import predict_cost
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.loop import Loop
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards import Reward
 
 PAD, MASK, END = "<pad>", "<mask>", "<end>"
 
 
-def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausalLM:
-    """Return a random model; LLaDA is a Llama without a causal mask."""
-    sizes = LlamaConfig(
+def llama(options: argparse.Namespace) -> LlamaConfig:
+    """Return the config of the model; LLaDA is a Llama without a causal mask."""
+    return LlamaConfig(
         vocab_size=options.vocabulary,
         hidden_size=options.hidden,
         intermediate_size=3 * options.hidden,
@@ -47,8 +48,12 @@ def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausal
         rms_norm_eps=1e-5,
         max_position_embeddings=4096,
     )
+
+
+def network(options: argparse.Namespace, device: torch.device) -> LlamaForCausalLM:
+    """Return a random model."""
     with device:
-        return LlamaForCausalLM._from_config(sizes, dtype=getattr(torch, options.dtype)).eval()
+        return LlamaForCausalLM._from_config(llama(options), dtype=getattr(torch, options.dtype)).eval()
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -87,8 +92,8 @@ def settings(options: argparse.Namespace, folder: Path) -> RunConfig:
     )
 
 
-def measured(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Return for each iteration the peak in bytes, and tokens per second of the rollout and of the update."""
+def loop_of(options: argparse.Namespace, folder: Path) -> Loop:
+    """Return the training loop of a run in `folder`, before its first iteration, on the GPU if there is one."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = network(options, accelerator.device).requires_grad_(False)
     if options.gradient_checkpointing:
@@ -98,14 +103,19 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
     modules = {"model": model}
     weights = Weights(modules, lora_config(options.rank, options.rank / 2, "auto", modules))
     rows = [Prompt("a" * options.prompt) for _ in range(options.groups)]
+    model.config.save_pretrained(folder / "model")  # the plan reads its attention from this config
+    chosen = settings(options, folder)
+    chosen.run.folder.mkdir(exist_ok=True)
+    rewards = [Reward("alternating", alternating)]
+    return text_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, float]]:
+    """Return for each iteration the peak in bytes, and tokens per second of the rollout and of the update."""
     with tempfile.TemporaryDirectory() as folder:
-        model.config.save_pretrained(Path(folder) / "model")  # the plan reads its attention from this config
-        chosen = settings(options, Path(folder))
-        chosen.run.folder.mkdir()
-        rewards = [Reward("alternating", alternating)]
-        trainer = text_loop(chosen, policy, weights, rewards=rewards, train_prompts=rows, accelerator=accelerator)
+        trainer = loop_of(options, Path(folder))
         trainer.run()
-        cost = predict_cost(chosen)
+        cost = predict_cost(trainer.state.config)
     lines = [line for line in trainer.state.report.lines if line["phase"] == "train"]
     assert all(line["cost/model_evaluations"] == cost.rollout + cost.update for line in lines)
     canvas = options.prompt + options.length
@@ -119,19 +129,24 @@ def measured(options: argparse.Namespace) -> list[dict[str, float]]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; its defaults are LLaDA-8B's sizes."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"vocabulary": 126_464, "hidden": 4096, "layers": 32, "heads": 32, "rank": 128}
     numbers |= {"prompt": 128, "length": 256, "steps": 128, "block_length": 32, "iterations": 1}
     numbers |= {"groups": 2, "group_size": 6, "passes": 1, "micro_batch": 4, "rollout_batch": 12}
     for name, default in numbers.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default}")
-    parser.add_argument("--preset", default="gdpo")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--cache", choices=("prefix", "dual"), help="of keys and values, for the decoder")
-    parser.add_argument("--gradient-checkpointing", action="store_true")
-    options = parser.parse_args(arguments)
+        made.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"{default}")
+    made.add_argument("--preset", default="gdpo")
+    made.add_argument("--dtype", default="bfloat16")
+    made.add_argument("--cache", choices=("prefix", "dual"), help="of keys and values, for the decoder")
+    made.add_argument("--gradient-checkpointing", action="store_true")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    options = parser().parse_args(arguments)
     print("| iteration | peak GiB | rollout, tokens a second | update, tokens a second |\n|---|---|---|---|")
     for number, found in enumerate(measured(options), start=1):
         print(f"| {number} | {found['peak'] / 2**30:.1f} | {found['rollout']:.0f} | {found['update']:.0f} |")

@@ -1,10 +1,10 @@
-"""The flow models that `bench_flow.py` measures, by name, and training loops of them before the first iteration."""
+"""The flow models that `bench_flow.py` and `gpu_check.py` measure, and training loops of them before an iteration."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import random_pipelines
@@ -49,7 +49,9 @@ class Size:
         lora: adapters; None if all weights are trained.
         transformer: builds a transformer in place of the embedded model's.
         config: built-in config whose pipeline gets random weights; None for the embedded model.
-        call: arguments that override the call of that config.
+        call: arguments that override the call of that config, or of the embedded model.
+        dtype: of the weights.
+        changes: changes of the configs of a real model's components, by component.
     """
 
     rows: Sequence[int]
@@ -58,6 +60,8 @@ class Size:
     transformer: Callable[[], torch.nn.Module] | None = None
     config: str | None = None
     call: Mapping[str, Any] = field(default_factory=lambda: {"num_inference_steps": 10})
+    dtype: str = "float32"
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def wide() -> torch.nn.Module:
@@ -71,19 +75,69 @@ def wide() -> torch.nn.Module:
 SIZES = {
     "shapes": Size((8, 32), 32),
     "wide": Size((8,), 8, {"rank": 8}, wide),
-    "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium"),
-    "flux1-dev": Size((4,), 8, {"rank": 32, "alpha": 64}, config="flux1-dev"),
-    "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b"),
+    "sd35-medium": Size((8,), 24, {"rank": 32, "alpha": 64}, config="sd35-medium", dtype="bfloat16"),
+    "flux1-dev": Size((4,), 8, {"rank": 32, "alpha": 64}, config="flux1-dev", dtype="bfloat16"),
+    "wan21-1.3b": Size((8,), 8, {"rank": 32, "alpha": 64}, config="wan21-1.3b", dtype="bfloat16"),
 }
+
+VAE = {"block_out_channels": [8, 8, 8, 8], "norm_num_groups": 4, "layers_per_block": 1}
+SHRUNK_ENCODERS = {
+    "text_encoder": {"intermediate_size": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
+    "text_encoder_2": {"intermediate_size": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
+    "text_encoder_3": {"d_ff": 16, "d_kv": 8, "num_heads": 2},
+}
+SHRUNK = {  # changes that make the networks of real models small
+    "sd35-medium": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "caption_projection_dim": 32,
+            "pos_embed_max_size": 16,
+            "dual_attention_layers": [0],
+        },
+        "vae": VAE,
+    },
+    "flux1-dev": {
+        "transformer": {
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "axes_dims_rope": [4, 6, 6],
+        },
+        "vae": VAE,
+    },
+    "wan21-1.3b": {
+        "transformer": {"num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "ffn_dim": 32},
+        "vae": {"base_dim": 8},
+    },
+}
+
+
+def shrunk(name: str) -> Size:
+    """Return a real model's size with small networks, pictures, group and schedule, in float32, for a CPU."""
+    call = {"num_inference_steps": 3, "height": 32, "width": 32, "max_sequence_length": 8}
+    if name == "wan21-1.3b":
+        call["num_frames"] = 5
+    return replace(
+        SIZES[name],
+        rows=(2,),
+        group=2,
+        lora={"rank": 2, "alpha": 4},
+        call=call,
+        dtype="float32",
+        changes={**SHRUNK_ENCODERS, **SHRUNK[name]},
+    )
 
 
 def settings(size: Size, kind: str, rows: int, **train: Any) -> Config:
     """Return the config of a measured run: one group, unless `train` has more, and one optimizer step."""
-    model: dict[str, Any] = {"path": "shapes", "lora": size.lora}
+    model: dict[str, Any] = {"path": "shapes", "lora": size.lora, "dtype": size.dtype}
     if size.config is not None:
         known = config.load(size.config).model
         shape = {"path": known.path, "gradient_checkpointing": known.gradient_checkpointing}
-        model |= {"dtype": "bfloat16", "call": {**known.call, **size.call}, **shape}
+        model |= {"call": {**known.call, **size.call}, **shape}
     written = {
         "model": model,
         "prompts": {"train": "shapes:train", "eval": "shapes:eval"},
@@ -100,25 +154,22 @@ def brightness(samples: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     return samples.flatten(1).mean(1)
 
 
-def begun(size: Size, changes: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[DiffusersPolicy, Weights]:
-    """Return the policy of a size, on the GPU if there is one, and its trained weights.
-
-    Args:
-        changes: changes of the configs of a real model's components, by component.
-    """
+def begun(size: Size) -> tuple[DiffusersPolicy, Weights]:
+    """Return the policy of a size, on the GPU if there is one, and its trained weights."""
     model = settings(size, "chain", 1).model
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if size.config is None:
-        pipe = load_pipeline("shapes", torch.float32)
-        call = embedded.default_call("shapes")
+        pipe = load_pipeline("shapes", DTYPES[size.dtype])
+        call = {**embedded.default_call("shapes"), **size.call}
         if size.transformer is not None:
             pipe.register_modules(transformer=size.transformer())
         pipe.to(device)
     else:
         call = model.call
-        with random_pipelines.folder(model.path, changes) as place:
+        with random_pipelines.folder(model.path, size.changes) as place:
             pipe = random_pipelines.pipeline(place, DTYPES[model.dtype], device)
-    policy = DiffusersPolicy(pipe, call)
+    full_in_half = size.lora is None and size.dtype != "float32"
+    policy = DiffusersPolicy(pipe, call, autocast=DTYPES[size.dtype] if full_in_half else None)
     if model.gradient_checkpointing:
         checkpoint_gradients(policy.modules.values())
     weights = trainable(model, policy, ema=None)

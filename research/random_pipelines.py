@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ SMALL = {"num_layers": 1, "num_hidden_layers": 1, "vocab_size": 1024}
 
 
 @contextmanager
-def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Path]:
+def folder(path: str, changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Iterator[Path]:
     """Yield a temporary folder with the configs of a known pipeline.
 
     Args:
@@ -36,7 +37,7 @@ def folder(path: str, changes: Mapping[str, Mapping[str, Any]] | None = None) ->
             written, name = json.loads(file.read_text()), file.parent.name
             if name.startswith(ENCODERS):
                 written |= {key: value for key, value in SMALL.items() if key in written or key == "vocab_size"}
-            file.write_text(json.dumps(written | dict((changes or {}).get(name, {}))))
+            file.write_text(json.dumps(written | dict(changes.get(name, {}))))
         yield Path(place)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOP = ("flowgrpo", "rewards", "samplers")
-PROGRAMS = sorted(path for top in ("research", "scripts") for path in (ROOT / top).glob("*.py"))
+PROGRAMS = sorted(path for top in ("research", "scripts") for path in (ROOT / top).rglob("*.py"))
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for top in TOP

@@ -181,6 +181,8 @@ class Pick(Strict):
     @field_validator("second_stage", mode="before")
     @classmethod
     def _word(cls, written: Any) -> Any:
+        if written is not None and not isinstance(written, str | dict | SecondStage):
+            raise InputError(f"prompts.pick.second_stage: {written!r} is no form, take equal, hardness or null")
         return {"form": written} if isinstance(written, str) else written
 
     @model_validator(mode="after")

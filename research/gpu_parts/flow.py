@@ -1,0 +1,78 @@
+"""Calls of flow models with the shapes of real ones and random weights: what is planned, and what a GPU takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import flow_sizes
+import random_pipelines
+import torch
+from flow_sizes import Size
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
+from flowgrpo.flow.pipeline.networks.switches import compile_blocks
+from flowgrpo.flow.planning import iteration_cost
+from flowgrpo.flow.planning.memory_budget import budget_of
+from flowgrpo.flow.planning.plan import plan
+from gpu_parts import iteration
+
+STEPS = 3  # of a schedule: calls are the same in a longer one
+
+
+def size_of(name: str, *, shrunk: bool) -> Size:
+    """Return the measured size: a group of 8 samples in `STEPS` steps, or a small one."""
+    if shrunk:
+        return flow_sizes.shrunk(name)
+    return replace(flow_sizes.SIZES[name], group=8, call={"num_inference_steps": STEPS})
+
+
+def planned(name: str, rows: Sequence[int], *, shrunk: bool = False) -> dict[str, Any]:
+    """Return `iteration.by_rows` of a size; no GPU is needed."""
+    size = size_of(name, shrunk=shrunk)
+    chosen = flow_sizes.settings(size, "chain", max(rows))
+    with random_pipelines.folder(chosen.model.path, size.changes) as folder:
+        model = chosen.model.model_copy(update={"path": str(folder), "text_encoders": "keep"})
+        with budget_of(chosen.model_copy(update={"model": model})) as budget:
+            counted = iteration.by_rows(budget, lambda each: iteration_cost.work(each, plan(each.config)), rows)
+    return {"dtype": size.dtype, "samples": size.group, "rows": counted}
+
+
+def measured(
+    name: str,
+    rows: int,
+    *,
+    attention: str | None = None,
+    compiled: bool = False,
+    graphs: bool = False,
+    shrunk: bool = False,
+) -> dict[str, Any]:
+    """Return `iteration.measure` of chains in calls of `rows`, with at most one lever.
+
+    Args:
+        attention: backend of the attention, tried before the model is built.
+        compiled: compile the blocks of the network.
+        graphs: keep the graphs of the rollout for the update.
+    """
+    size, device = size_of(name, shrunk=shrunk), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if attention is not None:
+        try_attention(attention, size.dtype, device)
+    policy, weights = iteration.build_once(name, lambda: flow_sizes.begun(size))
+    networks = list(policy.modules.values())
+    loop = flow_sizes.trainer_of(policy, weights, flow_sizes.settings(size, "chain", rows))
+    asked = [Row("a red circle", seed) for seed in range(rows)]
+    decode = torch.no_grad()(partial(policy.decode, policy.start(asked), asked))
+    try:
+        if attention is not None:
+            set_attention(networks, attention)
+        if compiled:
+            compile_blocks(networks)
+        return iteration.measure(loop, networks[0], decode, keeps_graphs=graphs)
+    finally:
+        if attention is not None:
+            networks[0].reset_attention_backend()
+        if compiled:
+            iteration.forget()  # blocks stay compiled
