@@ -67,9 +67,6 @@ class Noised(Choice):
         low, high = self.ladder
         if low > high:
             raise InputError(f"algorithm.hints.ladder: {low} is above {high}, write the least first")
-        unused = sorted({"search", "width"} & self.model_fields_set)
-        if unused and self.source not in ("search", "teacher"):
-            raise InputError(f"algorithm.hints.{unused[0]}: source {self.source} searches nothing; leave it out")
         return self
 
 

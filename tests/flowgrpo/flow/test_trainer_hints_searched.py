@@ -197,5 +197,3 @@ def test_what_does_not_go_with_candidates_is_refused(tmp_path):
         run.hints.prepare(Row("a", 0))
     run_of(tmp_path, SEARCH, steps=2).hints.prepare(Row("a", 0))
     assert hints.Noised().source == "winner"
-    with pytest.raises(InputError, match=r"algorithm.hints.width: source winner searches nothing; leave it out"):
-        hints.Noised(width=4)
