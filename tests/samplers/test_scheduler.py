@@ -224,6 +224,17 @@ def test_rows_at_their_own_sigmas_have_the_times_of_the_table_or_of_its_scale(co
     assert torch.equal(ours.noise_levels, table)
 
 
+def test_rows_at_sigmas_of_a_table_have_its_times_if_they_are_others_than_its_sigmas():
+    """CogView 4 shifts sigmas, not times."""
+    ours, given = FlowSDEScheduler(shift=3.0), {"sigmas": [1.0, 0.6, 0.2], "timesteps": [999.0, 600.0, 200.0]}
+    ours.set_timesteps(**given)
+    levels = ours.noise_levels[[2, 0]]
+    ours.restrict(levels, onward=lambda v: v)
+    ours.set_timesteps(**given)
+    assert ours.timesteps.tolist() == [[200.0, 999.0]]
+    assert float(levels[0]) == pytest.approx(3 * 0.2 / 1.4)
+
+
 def test_rows_at_their_own_sigmas_take_no_step_of_a_kernel():
     with pytest.raises(ValueError, match="need `onward`"):
         FlowSDEScheduler().restrict(torch.tensor([0.5, 0.2]))
