@@ -106,7 +106,7 @@ def test_a_loop_that_doubles_its_batch_for_guidance_has_one_level_a_call(tmp_pat
 
 @pytest.mark.parametrize("preset", ["awm_fast", "nft", "dpo"])
 def test_calls_are_full_and_the_plan_counts_them(tmp_path, preset):
-    run = of_field(tmp_path, preset, train__updates=3, train__group_size=6)
+    run = of_field(tmp_path, preset, train__updates=3, train__groups=6, train__group_size=6)
     (mixed, _, _), (apart, _, _) = in_both_ways(run, moved=False)
     for part in range(3):
         *full, last = [len(call.draws) for call in mixed.of_part(part)]
