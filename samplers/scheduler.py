@@ -124,7 +124,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         self.history: list[StepRecord] = []
         self.recording = True
         self.generator: torch.Generator | None = None
-        self._steps: range | tuple[float, ...] | None = None
+        self._steps: range | tuple[float, ...] | torch.Tensor | None = None
         self._directed = False
         self._landing: list[torch.Tensor] = []
         self._onward: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -157,7 +157,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
 
     def restrict(
         self,
-        steps: range | tuple[float, ...] | None,
+        steps: range | tuple[float, ...] | torch.Tensor | None,
         landing: Sequence[torch.Tensor] = (),
         onward: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
@@ -165,10 +165,15 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
 
         Args:
             steps: a range of step indices of the pipeline's own table; a tuple of float32 sigmas instead of that table;
+                a tensor (B,) of float32 sigmas, for one step of B rows, each from its own sigma, which `onward` takes;
                 or None for the whole table. With an empty range the pipeline only prepares, or only decodes.
             landing: results that the next calls of `step` return, one each, instead of taking a step.
             onward: returns the result of each call of `step`, given its velocity, instead of taking a step.
+
+        Raise ValueError for sigmas of rows without `onward`.
         """
+        if isinstance(steps, torch.Tensor) and onward is None:
+            raise ValueError("steps: rows at their own sigmas have no common step to take, so they need `onward`")
         self._steps, self._directed, self._landing, self._onward = steps, True, list(landing), onward
         self.history.clear()
 
@@ -195,9 +200,12 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self.history.clear()
         if isinstance(self._steps, tuple):
             levels = torch.tensor(self._steps, dtype=torch.float32, device=device)
-            self.sigmas = 1 - levels if self.config.invert_sigmas else levels
+            self.sigmas = self._inverted(levels)
             self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
-        self.noise_levels = 1 - self.sigmas if self.config.invert_sigmas else self.sigmas
+        elif isinstance(self._steps, torch.Tensor):
+            self.timesteps = self._times_of_rows(self._steps.to(self.sigmas.device))[None]
+            self.sigmas = torch.full((2,), torch.nan, device=device)  # NaN shows if a pipeline reads one
+        self.noise_levels = self._inverted(self.sigmas)
         self._first, self._table = 0, (self.sigmas, self.timesteps)
         if isinstance(self._steps, range):
             self._first = self._steps.start
@@ -206,6 +214,16 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if self._steps is not None:
             self._step_index = 0
         self.num_inference_steps = len(self.timesteps)
+
+    def _times_of_rows(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return the timesteps (B,) of sigmas (B,): those of the table for its own sigmas."""
+        same = levels[:, None] == self._inverted(self.sigmas)[:-1]
+        own = self.timesteps[same.int().argmax(1)]
+        return torch.where(same.any(1), own, self._inverted(levels) * self.config.num_train_timesteps)
+
+    def _inverted(self, sigmas: torch.Tensor) -> torch.Tensor:
+        """Return the pipeline's sigmas for noise levels, or noise levels for the pipeline's sigmas."""
+        return 1 - sigmas if self.config.invert_sigmas else sigmas
 
     def _set_table(self, num_inference_steps, device, sigmas, mu, timesteps) -> None:
         lists = tuple(None if values is None else tuple(map(float, values)) for values in (sigmas, timesteps))
@@ -224,7 +242,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         `restrict` count from the first kept step. Sigmas given to `restrict` are not cut.
         """
         self.sigmas, self.timesteps = self._table
-        kept = self.timesteps if isinstance(self._steps, tuple) else cut(self.timesteps)
+        kept = self.timesteps if isinstance(self._steps, (tuple, torch.Tensor)) else cut(self.timesteps)
         begin = len(self.timesteps) - len(kept)
         self.sigmas, self.timesteps, self.noise_levels = self.sigmas[begin:], kept, self.noise_levels[begin:]
         self._first, self._begin_index, self._step_index = 0, 0, None

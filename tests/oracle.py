@@ -62,10 +62,10 @@ class Shifted(torch.nn.Module):
         self.theta, self.phi = (torch.nn.Parameter(torch.zeros(len(SIGMAS) - 1)) for _ in range(2))
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
-        """The velocity (B, 1) at states (B, 1), of one sigma."""
-        index = _step(float(sigma[0]))
-        slope, shift = velocity(SIGMAS[index], std=self.std)
-        return slope * x + shift + self.theta[index] + self.phi[index] * x
+        """The velocity (B, 1) at states (B, 1)."""
+        steps = [_step(level) for level in sigma.tolist()]
+        slope, shift = torch.tensor([velocity(SIGMAS[i], std=self.std) for i in steps])[:, :, None].unbind(1)
+        return slope * x + shift + self.theta[steps][:, None] + self.phi[steps][:, None] * x
 
 
 @dataclass(frozen=True, kw_only=True)

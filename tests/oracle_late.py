@@ -45,8 +45,8 @@ class Two(torch.nn.Module):
         self.theta = torch.nn.Parameter(torch.zeros(len(SIGMAS) - 1, 2))
 
     def forward(self, x: torch.Tensor, sigma: torch.Tensor, rows: Any) -> torch.Tensor:
-        index = step_of(float(sigma[0]))
-        return x * torch.tensor([velocity(SIGMAS[index], 0.0, std)[0] for std in STDS]) + self.theta[index]
+        index = [step_of(level) for level in sigma.tolist()]
+        return x * torch.tensor([[velocity(SIGMAS[i], 0.0, std)[0] for std in STDS] for i in index]) + self.theta[index]
 
 
 def path(std: float, noisy: bool) -> list[Step]:

@@ -141,7 +141,7 @@ def batch(run: Opened, reward: str, iteration: int) -> Seen:
     run.done, before = iteration, run.evaluations
     credited, field = credit(run, run.rollout(iteration, run.groups(iteration))), run.policy.modules["field"]
     step_in_place(run, credited)
-    count = Counter(step_of(call.sigma) for call in credited.noised.calls for _ in call.draws)
+    count = Counter(step_of(draw.sigma) for call in credited.noised.calls for draw in call.draws)
     total = sum(count.values())
     ode = [step("ode", 0.0, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS)]
     noisy = [step("flow_sde", 0.7, *pair, SIGMAS[1]) for pair in pairwise(SIGMAS[:-1])] + ode[-1:]

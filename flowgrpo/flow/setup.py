@@ -132,6 +132,8 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
         if settings.model.guidance != "pipeline":
             with policy.call_overrides(**guidance.update_call(settings.model.guidance, policy)):
                 guidance.check_unguided(policy, train_ends)
+        if settings.algorithm.likelihood.name == "elbo":
+            guidance.mixes_levels(settings.model.guidance, policy, train_ends)  # here, where all processes probe
         if len(policy.sigmas) - 1 != steps:  # some pipelines take another number of steps than num_inference_steps
             predict_cost(settings, len(policy.sigmas) - 1)
         if settings.train.draft is not None:

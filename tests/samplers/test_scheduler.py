@@ -200,3 +200,41 @@ def test_a_pipeline_whose_time_runs_the_other_way_has_its_table_and_we_have_ours
     moved = scheduler.step(toward, scheduler.timesteps[0], x).prev_sample
     torch.testing.assert_close(moved, x + (levels[0] - levels[1]) * toward)
     assert torch.equal(scheduler.history[0].velocity, -toward)
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, {"shift": 3.0, "invert_sigmas": True}], ids=str)
+def test_rows_at_their_own_sigmas_have_the_times_of_the_table_or_of_its_scale(config):
+    ours = FlowSDEScheduler(**config)
+    mu = {"mu": 0.7} if config.get("use_dynamic_shifting") else {}
+    ours.set_timesteps(10, **mu)
+    table, times, scale = ours.noise_levels, ours.timesteps, ours.config.num_train_timesteps
+    seen = []
+    ours.restrict(torch.stack([table[3], torch.tensor(0.123), table[0]]), onward=lambda v: seen.append(v) or v)
+    ours.set_timesteps(10, **mu)
+    (own,) = ours.timesteps
+    assert (own[0], own[2]) == (times[3], times[0])
+    assert float(own[1]) == pytest.approx(scale * (0.877 if config.get("invert_sigmas") else 0.123))
+    assert ours.sigmas.isnan().all()  # nothing else may be read of such a step
+    v = torch.randn(3, 4)
+    assert ours.step(v, own, v, return_dict=False)[0] is seen[0]
+    assert torch.equal(seen[0], -v if config.get("invert_sigmas") else v)
+    assert not ours.history
+    ours.restrict(range(2))
+    ours.set_timesteps(10, **mu)
+    assert torch.equal(ours.noise_levels, table)
+
+
+def test_rows_at_sigmas_of_a_table_have_its_times_if_they_are_others_than_its_sigmas():
+    """CogView 4 shifts sigmas, not times."""
+    ours, given = FlowSDEScheduler(shift=3.0), {"sigmas": [1.0, 0.6, 0.2], "timesteps": [999.0, 600.0, 200.0]}
+    ours.set_timesteps(**given)
+    levels = ours.noise_levels[[2, 0]]
+    ours.restrict(levels, onward=lambda v: v)
+    ours.set_timesteps(**given)
+    assert ours.timesteps.tolist() == [[200.0, 999.0]]
+    assert float(levels[0]) == pytest.approx(3 * 0.2 / 1.4)
+
+
+def test_rows_at_their_own_sigmas_take_no_step_of_a_kernel():
+    with pytest.raises(ValueError, match="need `onward`"):
+        FlowSDEScheduler().restrict(torch.tensor([0.5, 0.2]))

@@ -15,11 +15,13 @@ import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow.outputs.export import write_weights
 from flowgrpo.flow.pipeline.inputs.modality import read_output
 from flowgrpo.flow.pipeline.loading.load import load_lora
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.pipeline.slice_probe import refusals
 from flowgrpo.training.reports.doctor_checks import Check, gap_of
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 from rewards.audio import Films, join_samples, tensors
@@ -126,13 +128,23 @@ def check_decoding(policy: DiffusersPolicy, tree: Tree, expected: Sequence[torch
 
 @torch.no_grad()
 def any_micro_batch(policy: DiffusersPolicy, rows: Sequence[Row], together: Tree) -> Check:
-    """Check that a stochastic sample is the same alone and in a batch."""
+    """Check that a stochastic sample is the same alone and in a batch; tell which rows share calls."""
     alone = roll_out(policy, rows, Kernel("flow_sde", 0.7), 1)
     gap = float(torch.tensor([gap_of(a, b) for a, b in zip(together.samples, alone.samples, strict=True)]).max())
     can = policy.capabilities
     how = "rows share calls" if can.max_batch is None else "one row a call"
     how += "" if can.pads_prompts or can.max_batch else " with equally long prompts"
+    how += ", also at unequal noise levels" if _mixes_levels(policy, rows) else ""
     return Check("any_micro_batch", gap <= 10 * TOLERANCE, f"{gap:.1e}, {how}")
+
+
+def _mixes_levels(policy: DiffusersPolicy, rows: Sequence[Row]) -> bool:
+    """Return whether rows at unequal noise levels may share a call without guidance; False if it cannot be switched off."""
+    try:
+        with policy.call_overrides(**policy.unguided()), refusals(policy.walk, "model.call"):
+            return policy.mixes_levels(rows)
+    except InputError:
+        return False
 
 
 def drift_and_gradients(policy: DiffusersPolicy, weights: Weights, tree: Tree, ran: set[str]) -> list[Check]:

@@ -47,30 +47,35 @@ def flatten_state(state: State) -> Tensor:
     return torch.cat([x.float().flatten(1) for x in state], dim=1)
 
 
-def weighted_error(weight: str, error: Tensor, sigma: float, power: float) -> Tensor:
-    """Return the weighted squared errors (B,) of velocity errors (B, D).
+def weighted_error(weight: str, error: Tensor, sigma: float | Tensor, power: float) -> Tensor:
+    """Return the weighted squared errors (B,) of velocity errors (B, D) at `sigma`, a number or a tensor (B,).
 
     AWM (arXiv 2509.25050) has sigma (`t` in its code), huber and power (`ghuber`, used for its results). DiffusionNFT
     (2509.16117) and the study of likelihoods (2602.04663) have adaptive, with which all noise levels and samples weigh
     alike. CRD (2603.14128) has adaptive_velocity. The divisors of both adaptive weights have no gradient.
     """
+
+    def rounded(factor: float | Tensor) -> float | Tensor:
+        return factor.to(error) if isinstance(factor, torch.Tensor) else factor
+
+    sigma = sigma.double() if isinstance(sigma, torch.Tensor) else sigma  # as Python computes with one number
     square = error.square().mean(1)
     match weight:
         case "velocity":
             return square
         case "sigma":
-            return sigma * square
+            return rounded(sigma) * square
         case "x0":
-            return sigma**2 * square
+            return rounded(sigma**2) * square
         case "exact":
-            return (1 - sigma) / sigma * square
+            return rounded((1 - sigma) / sigma) * square
         case "huber":
-            return sigma * ((square + SOFT).sqrt() - math.sqrt(SOFT))
+            return rounded(sigma) * ((square + SOFT).sqrt() - math.sqrt(SOFT))
         case "power":
-            return sigma / power * ((square + SOFT) ** power - SOFT**power)
+            return rounded(sigma / power) * ((square + SOFT) ** power - SOFT**power)
     size = error.detach().abs().double().mean(1).to(error)
     if weight == "adaptive":
-        return sigma**2 * square / (sigma * size).clamp(min=SMALLEST)
+        return rounded(sigma**2) * square / (rounded(sigma) * size).clamp(min=SMALLEST)
     return square / size.clamp(min=SMALLEST)
 
 
@@ -171,8 +176,11 @@ class Elbo(Likelihood):
         names: set[str] = {self.sampler, self.anchor}
         return names - {"live"}
 
-    def log_prob(self, error: Tensor, sigma: float) -> Tensor:
-        """Return minus the weighted error (B,) of velocity minus target (B, D), in place of a log-probability."""
+    def log_prob(self, error: Tensor, sigma: float | Tensor) -> Tensor:
+        """Return minus the weighted error (B,) of velocity minus target (B, D), in place of a log-probability.
+
+        `sigma` is a number or a tensor (B,).
+        """
         return -weighted_error(self.weight, error, sigma, self.power)
 
     def sigmas(self, schedule: Sequence[float], *address: Any) -> list[float]:

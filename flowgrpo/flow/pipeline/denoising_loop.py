@@ -123,7 +123,7 @@ class DenoisingLoop:
         merged = {k: v for k, v in {**self.call, **call}.items() if v is not None}
         check_call(type(self.pipe), call, "eval.call")
         self.call, self._sigmas, self._first_state = merged, None, ()
-        self.latents.slots, self.pins = self._located.get(self._call_key, ([], False))
+        self.latents.slots, self.pins = self._located.get(self.call_key, ([], False))
         try:
             yield
         finally:
@@ -141,7 +141,7 @@ class DenoisingLoop:
     def run_slice(
         self,
         rows: Sequence[Row],
-        steps: range | tuple[float, ...] | None,
+        steps: range | tuple[float, ...] | torch.Tensor | None,
         state: State | None = None,
         *,
         landing: State = (),
@@ -204,8 +204,8 @@ class DenoisingLoop:
             with self.uncounted():
                 self.latents.locate(lambda: [step.sample for step in self.run_slice(rows[:1], range(1))[1]])
                 self._probe_step(rows[:1])
-            self._located[self._call_key] = self.latents.slots, self.pins
-            for prepared in self._prepared_before.pop(self._call_key, []):
+            self._located[self.call_key] = self.latents.slots, self.pins
+            for prepared in self._prepared_before.pop(self.call_key, []):
                 self._check_shapes(self.latents.initial(prepared))
 
     @torch.no_grad()
@@ -225,11 +225,16 @@ class DenoisingLoop:
             )
         return self.latents.initial()
 
-    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
+    def velocity(self, state: State, sigma: float | torch.Tensor, rows: Sequence[Row]) -> State:
         """Return the velocity that the pipeline hands to its scheduler at `sigma`, by running one step of its loop.
 
-        The velocity is 0 where the loop pins the state, because the loop overwrites the step's result there.
+        A tensor (B,) gives each row its own sigma; `slice_probe.mixes_levels` says where unequal ones are valid. The
+        velocity is 0 where the loop pins the state, because the loop overwrites the step's result there.
         """
+        if isinstance(sigma, torch.Tensor):
+            if len(levels := set(sigma.tolist())) > 1:
+                return self._velocity_of_rows(state, sigma, rows)
+            (sigma,) = levels
         steps: range | tuple[float, ...] = (sigma, 0.0)
         if sigma in self.sigmas:
             index = self.sigmas.index(sigma)
@@ -242,6 +247,16 @@ class DenoisingLoop:
             if not watch.frees(recorded[0]):
                 LOGGER.warning(masked_state.whole(rows[0]))
         return (watch.free(recorded[0]),)
+
+    def _velocity_of_rows(self, state: State, sigmas: torch.Tensor, rows: Sequence[Row]) -> State:
+        velocities: list[torch.Tensor] = []
+
+        def keep(velocity: torch.Tensor) -> torch.Tensor:
+            velocities.append(velocity)
+            return velocity
+
+        self.run_slice(rows, sigmas, state, onward=keep)
+        return tuple(velocities)
 
     def finish(self, state: State, sigmas: Sequence[float], rows: Sequence[Row]) -> State:
         """Take ODE steps along `sigmas` in one call, bit-identical to single steps. Not valid if the loop `pins`."""
@@ -304,7 +319,7 @@ class DenoisingLoop:
         Raise InputError if the row's latents have another shape than those of earlier rows; if the latents are not
         located yet, `locate_latents` raises it later.
         """
-        key = (row.prompt, self.conditions_key(row), self._call_key)
+        key = (row.prompt, self.conditions_key(row), self.call_key)
         if key not in self._embedding_shapes:
             seen = self.embeddings.seen = []
             try:
@@ -315,12 +330,13 @@ class DenoisingLoop:
             if self.latents.slots:
                 self._check_shapes(self.latents.initial())
             else:
-                self._prepared_before.setdefault(self._call_key, []).append(self.latents.outlines())
+                self._prepared_before.setdefault(self.call_key, []).append(self.latents.outlines())
             self._embedding_shapes[key] = tuple(seen)
         return self._embedding_shapes[key]
 
     @property
-    def _call_key(self) -> str:
+    def call_key(self) -> str:
+        """A key of the current call arguments."""
         return repr(sorted(self.call.items()))
 
     def _check_shapes(self, state: State) -> None:

@@ -41,6 +41,15 @@ def updating(guidance: str, policy: Policy, rows: Sequence[Row]) -> Iterator[Non
         yield
 
 
+def mixes_levels(guidance: str, policy: Policy, rows: Sequence[Row]) -> bool:
+    """Return whether rows at unequal noise levels may share a call of an update; `guidance` is `model.guidance`.
+
+    See `Policy.mixes_levels`.
+    """
+    with policy.call_overrides(**update_call(guidance, policy)):
+        return policy.mixes_levels(rows)
+
+
 def check_unguided(policy: DiffusersPolicy, rows: Sequence[Row]) -> None:
     """Raise InputError for a pipeline that evaluates several branches although its guidance is off."""
     state, before = policy.start(rows[:1]), policy.evaluations

@@ -6,6 +6,7 @@ diffusers flow pipeline, for any number of rows at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -18,11 +19,13 @@ from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import unguided
 from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
-from flowgrpo.flow.pipeline.slice_probe import probe, probe_batching, refusals
+from flowgrpo.flow.pipeline.slice_probe import mixes_levels, probe, probe_batching, refusals, tolerance_of
 from flowgrpo.training.run.phases import phase
 from rewards.audio import Films, join_samples
 from rewards.compute import leave_out_cudnn_attention
 from samplers.kernels import State
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Policy(Protocol):
@@ -59,8 +62,14 @@ class Policy(Protocol):
     def start(self, rows: Sequence[Row]) -> State:
         """Return initial states (B, ...) in the dtype of latents; each depends on its row's seed only."""
 
-    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Return the velocity of each tensor of `state` at `sigma`; differentiable unless under `torch.no_grad`."""
+    def mixes_levels(self, rows: Sequence[Row]) -> bool:
+        """Return whether rows at unequal noise levels may share a call of `velocity`; `rows` are examples."""
+
+    def velocity(self, state: State, sigma: float | torch.Tensor, rows: Sequence[Row]) -> State:
+        """Return the velocity of each tensor of `state` at `sigma`; differentiable unless under `torch.no_grad`.
+
+        Where the policy `mixes_levels`, `sigma` may be a float32 tensor (B,) on the CPU, with a sigma for each row.
+        """
 
     def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
         """Call `onward(velocity)` at each of `steps`, first at `state`; its result is the next state."""
@@ -103,6 +112,7 @@ class DiffusersPolicy:
         self.autocast, self.takes = walk.autocast, walk.takes
         self.capabilities = Capabilities()
         self._probed: set[bool] = set()  # False: rows of one prompt were probed; True: rows of several prompts
+        self._mixes_levels: dict[str, bool] = {}  # by call
 
     @property
     def call(self) -> dict[str, Any]:
@@ -172,8 +182,25 @@ class DiffusersPolicy:
         check_equal_shapes(states)
         return join(states)
 
-    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Return the velocity that the pipeline hands to its scheduler at `sigma`."""
+    def mixes_levels(self, rows: Sequence[Row]) -> bool:
+        """Return whether rows at unequal noise levels may share a call; the first of `rows` is probed once a call."""
+        if self.capabilities.max_batch == 1:
+            return False
+        if self.walk.call_key not in self._mixes_levels:
+            with phase("trial"), self.walk.uncounted():
+                mixes = mixes_levels(self.walk, rows[0], tolerance_of(self.walk))
+            self._mixes_levels[self.walk.call_key] = mixes
+            if not mixes:
+                LOGGER.info(
+                    "%s takes one time a call: noise levels of an update share no calls", type(self.pipe).__name__
+                )
+        return self._mixes_levels[self.walk.call_key]
+
+    def velocity(self, state: State, sigma: float | torch.Tensor, rows: Sequence[Row]) -> State:
+        """Return the velocity that the pipeline hands to its scheduler at `sigma`; see `DenoisingLoop.velocity`."""
+        if isinstance(sigma, torch.Tensor):
+            parts = self._cut(rows, (*state, sigma))
+            return join([self.walk.velocity(tuple(part), levels, batch) for batch, (*part, levels) in parts])
         return join([self.walk.velocity(part, sigma, batch) for batch, part in self._cut(rows, state)])
 
     def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -29,6 +30,24 @@ Run = Callable[[Sequence[Row], State], State]
 BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), loosest first
 
 
+class Velocities(Protocol):
+    """The part of a policy that `mixes_levels` probes; see `Policy`."""
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Return the schedule."""
+
+    @property
+    def pins(self) -> bool:
+        """Return whether the loop overwrites a part of each state; known after the first call of `start`."""
+
+    def start(self, rows: Sequence[Row]) -> State:
+        """Return initial states (B, ...)."""
+
+    def velocity(self, state: State, sigma: float | torch.Tensor, rows: Sequence[Row]) -> State:
+        """Return the velocity at a sigma, or at a sigma of each row."""
+
+
 @torch.no_grad()
 def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilities) -> Capabilities:
     """Compare a whole run with single steps, and a batch with single rows; return the capabilities found.
@@ -40,7 +59,7 @@ def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilitie
     with refusals(walk, key):
         whole, expected = _whole_run(walk, rows[:1])
         gap = _slicing_gap(walk, rows[:1], whole)
-        if not gap <= _tolerance(walk):
+        if not gap <= tolerance_of(walk):
             raise InputError(_slicing_fault(walk, rows[:1], gap, key))
         by_landing = _decodes_by_landing(walk, rows[:1], whole, expected=expected, known=known.decodes_by_landing)
     return probe_batching(walk, rows, replace(known, decodes_by_landing=by_landing))
@@ -74,14 +93,7 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
 
     def equals(expected: State, by: Capabilities, run: Run, given: State) -> bool:
         """Return whether batches give the results that each row gives alone."""
-        try:
-            together = compute(by, run, given)
-        except Exception as error:  # each row ran alone, so the batch is at fault
-            if is_out_of_memory(error) or is_lost(error):
-                raise
-            return False
-        pairs = zip(together, expected, strict=True)
-        return all((a - b).float().abs().max() <= _tolerance(walk) * b.float().std() for a, b in pairs)
+        return _equals(expected, lambda: compute(by, run, given), tolerance_of(walk))
 
     def decode(batch: Sequence[Row], part: State) -> State:
         return tensors(walk.decode(part, batch, known.decodes_by_landing))
@@ -108,6 +120,35 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
     return replace(capabilities, max_batch=1)
 
 
+@torch.no_grad()
+def mixes_levels(model: Velocities, row: Row, tolerance: float) -> bool:
+    """Return whether rows of unequal noise levels may share a call: whether each has the velocity that it has alone.
+
+    `row` runs with three seeds, at the first and the last sigma of the schedule and at one that is not in it. The largest
+    allowed difference is `tolerance` standard deviations. A loop that pins its state cannot mix levels.
+    """
+    rows = [replace(row, seed=row.seed + i) for i in range(3)]
+    state = join([model.start([each]) for each in rows])
+    if model.pins:
+        return False
+    sigmas = torch.tensor([model.sigmas[0], model.sigmas[-2], model.sigmas[-2] / 2])
+    parts = [tuple(x[i : i + 1] for x in state) for i in range(3)]
+    alone = [model.velocity(*each) for each in zip(parts, sigmas.tolist(), [[each] for each in rows], strict=True)]
+    return _equals(join(alone), lambda: model.velocity(state, sigmas, rows), tolerance)
+
+
+def _equals(expected: State, compute: Callable[[], State], tolerance: float) -> bool:
+    """Return whether a batch gives the results `expected` (B, ...), which each of its rows gives alone."""
+    try:
+        together = compute()
+    except Exception as error:  # each row ran alone, so the batch is at fault
+        if is_out_of_memory(error) or is_lost(error):
+            raise
+        return False
+    pairs = zip(together, expected, strict=True)
+    return all((a - b).float().abs().max() <= tolerance * b.float().std() for a, b in pairs)
+
+
 def _whole_run(walk: DenoisingLoop, rows: Sequence[Row]) -> tuple[State, torch.Tensor | Films]:
     decoded, recorded = walk.run_slice(rows, None, output_type="pt", record=True)
     last = recorded[-1].sigma
@@ -132,7 +173,7 @@ def _slicing_fault(walk: DenoisingLoop, rows: Sequence[Row], gap: float, key: st
     for argument, value, does, remedy in _suspects(walk):
         with walk.call_overrides(**{argument: value}):
             try:
-                helps = _slicing_gap(walk, rows, _whole_run(walk, rows)[0]) <= _tolerance(walk)
+                helps = _slicing_gap(walk, rows, _whole_run(walk, rows)[0]) <= tolerance_of(walk)
             except (InputError, ValueError, TypeError, RuntimeError):  # the argument is required
                 continue
             if helps:
@@ -167,7 +208,7 @@ def _decodes_by_landing(
     """Return whether decoding must run the last step, which then returns the final states; `known` is tried first."""
     for by_landing in (known, True):
         pairs = zip(tensors(walk.decode(state, rows, by_landing)), tensors(expected), strict=True)
-        if all((a - b).abs().max() <= _tolerance(walk) * b.std() for a, b in pairs):
+        if all((a - b).abs().max() <= tolerance_of(walk) * b.std() for a, b in pairs):
             return by_landing
     raise InputError(
         f"model.path: {type(walk.pipe).__name__} decodes a final state otherwise than its own loop does, so it cannot be "
@@ -175,7 +216,8 @@ def _decodes_by_landing(
     )
 
 
-def _tolerance(walk: DenoisingLoop) -> float:
+def tolerance_of(walk: DenoisingLoop) -> float:
+    """Return the largest difference of equal results, in standard deviations of a sample."""
     exact = next(iter(walk.modules.values())).dtype == torch.float32 and walk.autocast is None
     return EXACT if exact else HALF_PRECISION
 

@@ -11,6 +11,7 @@ import torch
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline import slice_probe
 from samplers.kernels import State
 
 
@@ -37,6 +38,7 @@ class FieldPolicy:
         self.evaluations, self.pins = 0, False
         self.takes: set[str] = set()
         self._decode = decode
+        self._mixes_levels: bool | None = None
 
     def prepare(self, rows: Sequence[Row], key: str = "model.call") -> None:
         """Do nothing: a field has no prompt embeddings."""
@@ -66,11 +68,19 @@ class FieldPolicy:
         noise = [torch.randn(self.shape, generator=torch.Generator().manual_seed(row.seed)) for row in rows]
         return (torch.stack(noise).to(device),)
 
-    def velocity(self, state: State, sigma: float, rows: Sequence[Row]) -> State:
-        """Return the field at `sigma`."""
+    def mixes_levels(self, rows: Sequence[Row]) -> bool:
+        """Return whether the field heeds the sigma of each row; the first of `rows` is probed once."""
+        if self._mixes_levels is None:
+            evaluations = self.evaluations
+            self._mixes_levels = slice_probe.mixes_levels(self, rows[0], slice_probe.EXACT)
+            self.evaluations = evaluations
+        return self._mixes_levels
+
+    def velocity(self, state: State, sigma: float | torch.Tensor, rows: Sequence[Row]) -> State:
+        """Return the field at `sigma`, a number or a tensor (B,)."""
         (x,) = state
         self.evaluations += len(x)
-        return (self.modules["field"](x, torch.full((len(x),), sigma, device=x.device), rows),)
+        return (self.modules["field"](x, torch.as_tensor(sigma, device=x.device).expand(len(x)), rows),)
 
     def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
         """Take several steps, each by `onward`: velocity -> next state."""

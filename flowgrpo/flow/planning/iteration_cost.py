@@ -1,4 +1,7 @@
-"""The work of a flow model's iteration: model calls and their operations (`flowgrpo plan CONFIG --gpus N`)."""
+"""The work of a flow model's iteration: model calls and their operations (`flowgrpo plan CONFIG --gpus N`).
+
+Draws of final samples (`likelihood: elbo`) count as if the pipeline takes several noise levels in a call.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,11 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
         operations=evaluating.decode_operations,
     )
     calls = {**iteration.calls, "decode": [decode], "evaluate": [*iteration.calls["evaluate"], decode_held_out]}
+    if config.algorithm.likelihood.name == "elbo":
+        draws = max(1, round(g["trained_edges"] / g["samples"]))
+        calls["update"] = [
+            replace(each, width=each.width * draws, sweeps=each.sweeps / draws) for each in calls["update"]
+        ]
     return replace(iteration, calls=calls)
 
 

@@ -33,7 +33,8 @@ class Cost:
     with_gradient: int  # rows of `update` with a backward pass; not those of other policies and of a first pass
     decoded: int  # samples, with those of clean estimates for an early stop
     trained_edges: int
-    update_batches: int  # model calls of the update
+    update_batches: int  # model calls of the update, at least
+    level_batches: int = 0  # and if each call has one noise level
     stopped: int = 0  # chains that an early stop is expected to end
     saved: int = 0  # rows through the model that the rollout does not take for them
     graphs: int = 0  # rows of the first update whose graphs the rollout may keep
@@ -182,6 +183,7 @@ def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.T
         keep=keep,
         trained=trained,
         micro_batch=config.train.update_rows,
+        mixes_levels=True,
         address=(config.run.seed, "elbo", 0),
     )
     if not calls:
@@ -190,6 +192,7 @@ def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.T
             "from; take group_mean"
         )
     forwards = sum(len(call.draws) for call in calls)
+    at_levels = Counter((call.part, draw.sigma) for call in calls for draw in call.draws)
     other_policies, first_pass = algorithm.objective.policies, 0
     if algorithm.objective.couples == "nothing":
         other_policies = other_policies | {likelihood.anchor} - {"live"}
@@ -206,6 +209,7 @@ def _of_samples(config: Config, tree: Tree, units: CreditUnits, *, keep: torch.T
         decoded=0 if config.data.groups else len(tree.leaves),
         trained_edges=forwards,
         update_batches=len(calls),
+        level_batches=sum(-(-count // config.train.update_rows) for count in at_levels.values()),
     )
 
 

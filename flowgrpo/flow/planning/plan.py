@@ -106,6 +106,7 @@ def _plan(config: Config) -> dict[str, Any]:
             "guidance_branches": branches,
             "trained_edges": cost.trained_edges,
             "update_batches": cost.update_batches,
+            "level_batches": cost.level_batches,
         },
         "picture": [] if config.data.groups else picture(config, call["num_inference_steps"]),
         "model_evaluations": {
@@ -165,6 +166,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
         f"{g['update_batches']} batches of at most {g['micro_batch']}"
     )
+    if g["level_batches"] > g["update_batches"]:
+        steps += f" ({g['level_batches']} if the pipeline takes one time a call)"
     evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_format_spared(planned)}"
     early = planned["early_stop"]
     stopped = (

@@ -12,6 +12,7 @@ from typing_extensions import override
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.offline.bank_samples import find_losers, resample, root_of
+from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
 from flowgrpo.flow.rollouts.rollout import Batch
 from flowgrpo.flow.updates import rollout_graphs
@@ -135,6 +136,8 @@ def _build_noised(
         tree = _with_samples_of_bank(run, policy, batch, leaves, row_at=row_at)
         keep &= find_finite(tree)
     weight = batch.groups.weights[units.comparison[:, 0]]
+    rows = [root_of(tree, leaf).row for leaf in range(len(tree.leaves))[:1]]
+    mixes = bool(rows) and guidance.mixes_levels(config.model.guidance, policy, rows)
     ranking = rank_index(config.algorithm.objective, run.reward_names)
     return Credited(
         tree=tree,
@@ -152,6 +155,7 @@ def _build_noised(
             advantages=advantages,
             group_weight=weight,
             ranks=torch.zeros(len(tree.leaves)) if ranking is None else batch.scores.values[:, ranking],
+            mixes_levels=mixes,
             iteration=run.done,
         ),
     )

@@ -40,6 +40,7 @@ class Draw:
         leaf: index of the sample in `tree.leaves`.
         number: number of the draw.
         sign: sign of its noise.
+        sigma: its noise level.
         edge: the edge on the sample's path, as the node it leads to, whose advantage the draw takes.
         shared: the last node, at or above the noise level, where the path splits below sigma 1; None without one or without
             `likelihood.bridge`.
@@ -49,22 +50,28 @@ class Draw:
     number: int
     sign: int
     _: KW_ONLY
+    sigma: float
     edge: int
     shared: int | None = None
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the model: draws of one optimizer step (`part`) at one sigma."""
+    """One call of the model: draws of one optimizer step (`part`)."""
 
-    sigma: float
     part: int
     draws: Sequence[Draw]
+
+    @property
+    def sigma(self) -> float | Tensor:
+        """The noise level of all draws if it is one, else a float32 tensor (B,) of their levels."""
+        levels = [draw.sigma for draw in self.draws]
+        return levels[0] if len(set(levels)) == 1 else torch.tensor(levels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noised:
-    """The model calls of an update on final samples, sorted from noise to data; the samples are the leaves of the tree.
+    """The model calls of an update on final samples, as `calls_of` returns them; the samples are the leaves of the tree.
 
     Attributes:
         advantages: (nodes,) advantage of each edge.
@@ -112,13 +119,17 @@ class Noised:
             clean = samples[[draw.leaf for draw in call.draws]].float()
             drawn = torch.stack([self._noise(draw, component, clean.shape[1:]) for draw in call.draws])
             drawn = to_device(drawn, clean.device)
-            noised, aim = (1 - call.sigma) * clean + call.sigma * drawn, drawn - clean
+            of_clean, of_noise = (
+                to_device(torch.tensor(weights).view(-1, *[1] * (clean.dim() - 1)), clean.device)
+                for weights in ([1 - draw.sigma for draw in call.draws], [draw.sigma for draw in call.draws])
+            )
+            noised, aim = of_clean * clean + of_noise * drawn, drawn - clean
             for row, draw in enumerate(call.draws):
                 if draw.shared is not None:
                     shared = self.tree.shared[draw.shared][component].float().to(clean.device)
-                    of_clean, of_shared, std = bridge_moments(call.sigma, self.tree.nodes[draw.shared].sigma)
-                    noised[row] = of_clean * clean[row] + of_shared * shared + std * drawn[row]
-                    aim[row] = (noised[row] - clean[row]) / call.sigma
+                    of_own, of_shared, std = bridge_moments(draw.sigma, self.tree.nodes[draw.shared].sigma)
+                    noised[row] = of_own * clean[row] + of_shared * shared + std * drawn[row]
+                    aim[row] = (noised[row] - clean[row]) / draw.sigma
             state.append(noised.to(samples.dtype))
             target.append(aim)
         return tuple(state), flatten_state(tuple(target))
@@ -186,18 +197,20 @@ def calls_of(
     keep: Tensor,
     trained: Tensor,
     micro_batch: int,
+    mixes_levels: bool,
     address: tuple[Any, ...],
 ) -> list[Call]:
-    """Batch the trained samples' noised copies (draws) into calls of one sigma each, from noise to data.
+    """Batch the trained samples' noised copies (draws) into calls, group by group, and in a group from noise to data.
 
-    `keep` (leaves,) is a mask of the trained samples, `trained` (U,) one of the units whose edges are trained: a draw at
-    another edge is left out. Noise levels are drawn at
-    the iteration's `address`, for each sample, or for each group if its samples share noise. Raise InputError if the
-    likelihood needs more steps than the schedule has.
+    If the policy `mixes_levels`, all calls of a part but the last are full. Otherwise each call has one sigma, and the
+    calls go from noise to data. `keep` (leaves,) is a mask of the trained samples, `trained` (U,) one of the units whose
+    edges are trained: a draw at another edge is left out. Noise levels are drawn at the iteration's `address`, for each
+    sample, or for each group if its samples share noise. Raise InputError if the likelihood needs more steps than the
+    schedule has.
     """
     paths, shared = Paths(tree, units, bridge=likelihood.bridge), likelihood.noise == "group"
     trained = units.to_edges(trained.double()) > 0
-    by_call: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)
+    by_call: dict[tuple[float, int], list[tuple[Any, Draw]]] = defaultdict(list)  # by minus the common sigma, and part
     sigmas: dict[tuple[Any, ...], list[float]] = {}
     for leaf in keep.nonzero().flatten().tolist():
         node = tree.nodes[tree.leaves[leaf]]
@@ -209,11 +222,12 @@ def calls_of(
             if not trained[edge]:
                 continue
             for sign in (1, -1) if likelihood.antithetic else (1,):
-                order = (node.root.group, node.path, number, -sign)
-                by_call[sigma, node.root.part].append((order, Draw(leaf, number, sign, edge=edge, shared=shared_node)))
+                order = (node.root.group, -sigma, node.path, number, -sign)
+                draw = Draw(leaf, number, sign, sigma=sigma, edge=edge, shared=shared_node)
+                by_call[0.0 if mixes_levels else -sigma, node.root.part].append((order, draw))
     return [
-        Call(sigma, part, [draw for _, draw in batch])
-        for (sigma, part), draws in sorted(by_call.items(), key=lambda each: (-each[0][0], each[0][1]))
+        Call(part, [draw for _, draw in batch])
+        for (_, part), draws in sorted(by_call.items(), key=lambda each: each[0])
         for batch in batched(sorted(draws, key=lambda each: each[0]), micro_batch)
     ]
 
@@ -228,12 +242,14 @@ def plan_noised_calls(
     advantages: Tensor,
     group_weight: Tensor,
     ranks: Tensor,
+    mixes_levels: bool,
     iteration: int,
 ) -> Noised:
-    """Return the model calls of an iteration's update, and what their losses need; `keep` as in `calls_of`.
+    """Return the model calls of an iteration's update, and what their losses need.
 
-    `units` are the U credit units of the tree, with a mask `trained` (U,) of those in the update, their `advantages` (U,),
-    and the factor `group_weight` (U,) of the loss of each unit's group. `ranks` as in `Noised`.
+    `keep` and `mixes_levels` as in `calls_of`. `units` are the U credit units of the tree, with a mask `trained` (U,) of
+    those in the update, their `advantages` (U,), and the factor `group_weight` (U,) of the loss of each unit's group.
+    `ranks` as in `Noised`.
     """
     likelihood, address = config.algorithm.likelihood, (config.run.seed, "elbo", iteration)
     assert isinstance(likelihood, Elbo)
@@ -247,6 +263,7 @@ def plan_noised_calls(
             keep=keep,
             trained=trained,
             micro_batch=config.train.update_rows,
+            mixes_levels=mixes_levels,
             address=address,
         ),
         advantages=units.to_edges(advantages),

@@ -29,7 +29,8 @@ class Guided(Shifted):
     """The shifted velocity of `Shifted`, guided away from the exact one of standard normal data."""
 
     def forward(self, x, sigma, rows):
-        slope, shift = unconditional(SIGMAS[_step(float(sigma[0]))])
+        pairs = torch.tensor([unconditional(SIGMAS[_step(level)]) for level in sigma.tolist()])
+        slope, shift = pairs[:, :, None].unbind(1)
         return (1 - GUIDANCE) * (slope * x + shift) + GUIDANCE * super().forward(x, sigma, rows)
 
 
@@ -62,7 +63,7 @@ def samples_update(preset, *, moved=0.0, model=None, earned=None):
             credited = credit(run, batch)
             step_in_place(run, credited)
             theta.data -= moved
-            draws = [_step(call.sigma) for call in credited.noised.calls for _ in call.draws]
+            draws = [_step(draw.sigma) for call in credited.noised.calls for draw in call.draws]
             found.append([float(-theta.grad[i]) * len(draws) / draws.count(i) / SCALE[preset] for i in STEPS])
     return with_errors(found)
 

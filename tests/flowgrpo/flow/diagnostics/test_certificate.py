@@ -19,7 +19,8 @@ TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").rea
 # of guidance, one text encoder.
 ALIKE = ("FluxControlPipeline", "FluxPipeline", "LTXImageToVideoPipeline", "OmniGenPipeline", "QwenImagePipeline")
 ALIKE += ("SanaPipeline", "HiDreamImagePipeline", "MochiPipeline", "StableAudio3Pipeline", "ZImagePipeline")
-CERTIFIED = [r["class"] + (f" ({r['variant']})" if r["variant"] else "") for r in TABLE if r["certified"]]
+ROWS = {r["class"] + (f" ({r['variant']})" if r["variant"] else ""): r for r in TABLE}
+CERTIFIED = [name for name, row in ROWS.items() if row["certified"]]
 
 
 @pytest.fixture
@@ -45,7 +46,10 @@ def learning(monkeypatch):
 def test_a_certified_pipeline_keeps_its_certificate(name, learning):
     specimen = SPECIMENS[name]
     few = {"num_inference_steps": 3} if name in REPRESENTATIVE else {}  # the fewest of which two can learn
-    held(certify(specimen.build, {**specimen.call, **few}, specimen.rows))
+    checks = certify(specimen.build, {**specimen.call, **few}, specimen.rows)
+    held(checks)
+    (shares,) = (check.value.partition(", ")[2] for check in checks if check.name == "any_micro_batch")
+    assert shares == ROWS[name]["checks"]["any_micro_batch"].partition(", ")[2]
     assert learning
     assert all(learning)
 

@@ -41,6 +41,15 @@ def test_a_weighted_error_is_the_other_program_s(there, of):
 
 
 @pytest.mark.parametrize("weight", get_args(Elbo.model_fields["weight"].annotation))
+def test_a_noise_level_of_each_row_weighs_it_as_it_does_alone(weight):
+    """In double precision, also where levels are in single precision."""
+    likelihood, sigmas = Elbo(weight=weight, power=0.4), torch.linspace(0.01, 0.99, 99)
+    error = torch.randn(99, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alone = [likelihood.log_prob(own[None], sigma) for own, sigma in zip(error, sigmas.tolist(), strict=True)]
+    torch.testing.assert_close(likelihood.log_prob(error, sigmas), torch.cat(alone), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("weight", get_args(Elbo.model_fields["weight"].annotation))
 def test_the_gradient_of_a_weighted_error_is_the_finite_difference_but_for_what_is_detached(weight):
     likelihood, sigma = Elbo(weight=weight, power=0.4), 0.7
     error = torch.tensor([[0.3, -0.8, 0.1]], dtype=torch.float64)

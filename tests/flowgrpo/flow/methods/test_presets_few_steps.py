@@ -111,7 +111,7 @@ def test_rvm_has_twice_the_gradient_of_its_source(tmp_path):
     total, seen = torch.zeros(()), []
     for call in noised.calls:
         (state,), target = noised.noised(call)
-        v = field(state, torch.full((len(state),), call.sigma), noised.rows(call))
+        v = field(state, torch.tensor([draw.sigma for draw in call.draws]), noised.rows(call))
         for row, draw in enumerate(call.draws):
             seen.append(draw.leaf)
             total = total + surrogate(v[row], target[row], advantage[draw.leaf].float()) / len(rewards)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 from cases import cases
 from zoo import SPECIMENS
@@ -92,3 +93,76 @@ def test_a_number_of_the_pipelines_own_that_a_step_alone_cannot_follow_is_named(
     policy = DiffusersPolicy(specimen.build(), call)
     with pytest.raises(InputError, match=r"^model.call.image_cond_noise_scale: .* set it to 0$"):
         policy.check(specimen.rows)
+
+
+def levels_of(policy, row):
+    """Three rows with seeds of their own, their states, and sigmas in the schedule and beside it."""
+    rows = [replace(row, seed=i) for i in range(3)]
+    return policy.start(rows), torch.tensor([policy.sigmas[1], 0.35, policy.sigmas[0]]), rows
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+@torch.no_grad()
+def test_rows_at_levels_of_their_own_have_the_velocity_that_they_have_alone(name, caplog):
+    policy, row = DiffusersPolicy(tiny.PIPELINES[name](), tiny.CALLS[name]), Row("a red circle", 3)
+    assert policy.mixes_levels([row])
+    assert policy.evaluations == 0
+    assert not caplog.records
+    (state,), sigmas, rows = levels_of(policy, row)
+    (together,) = policy.velocity((state,), sigmas, rows)
+    assert policy.evaluations == 3
+    for i, sigma in enumerate(sigmas.tolist()):
+        (alone,) = policy.velocity((state[i : i + 1],), sigma, rows[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=0, atol=1e-5 * float(alone.std()))
+    alike = policy.velocity((state,), sigmas[:1].expand(3), rows)
+    assert torch.equal(alike[0], policy.velocity((state,), float(sigmas[0]), rows)[0])
+
+
+def test_rows_of_unequal_levels_and_prompts_that_do_not_pad_are_cut_together():
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    policy.capabilities, policy._probed = Capabilities(pads_prompts=False, max_batch=2), {False, True}
+    (state,), sigmas, rows = levels_of(policy, Row("a red circle", 3))
+    seen = []
+    policy.pipe.transformer.register_forward_pre_hook(
+        lambda _, args, given: seen.append(given["timestep"]), with_kwargs=True
+    )
+    policy.velocity((state,), sigmas, rows)
+    assert [times.tolist() for times in seen] == [(1000 * sigmas[:2]).tolist(), (1000 * sigmas[2:]).tolist()]
+
+
+@pytest.mark.parametrize("name", ["WanPipeline (2.2)", "Kandinsky5T2IPipeline", "WanPipeline (5B)"])
+def test_a_loop_that_decides_by_one_time_or_takes_one_is_found_out(name, caplog):
+    """Wan 2.2 chooses between two networks by it, Kandinsky repeats it for each row."""
+    policy = policy_of(name)
+    with caplog.at_level("INFO"), policy.call_overrides(**policy.unguided()):
+        assert not policy.mixes_levels(SPECIMENS[name].rows)
+        assert not policy.mixes_levels(SPECIMENS[name].rows)
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        f"{name.partition(' ')[0]} takes one time a call: noise levels of an update share no calls"
+    ]
+
+
+def test_each_call_has_its_own_answer():
+    """Guidance doubles the batch of SD3, with which its times do not grow."""
+    policy, row = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3_guided"]), Row("a red circle", 3)
+    assert not policy.mixes_levels([row])
+    with policy.call_overrides(**policy.unguided()):
+        assert policy.mixes_levels([row])
+    assert not policy.mixes_levels([row])
+
+
+def test_a_network_that_takes_the_first_time_for_all_rows_is_found_out():
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+
+    def first(_, args, given):
+        return args, given | {"timestep": given["timestep"][:1].expand(len(given["timestep"]))}
+
+    policy.pipe.transformer.register_forward_pre_hook(first, with_kwargs=True)
+    assert not policy.mixes_levels([Row("a red circle", 3)])
+
+
+def test_loops_that_pin_their_state_and_calls_of_one_row_mix_no_levels():
+    assert not policy_of("FluxKontextInpaintPipeline").mixes_levels(SPECIMENS["FluxKontextInpaintPipeline"].rows)
+    policy = DiffusersPolicy(tiny.sd3(), tiny.CALLS["sd3"])
+    policy.capabilities = Capabilities(max_batch=1)
+    assert not policy.mixes_levels([])  # nothing is run

@@ -47,7 +47,7 @@ def draws_of(noised, calls):
         (state,), target = noised.noised(call)
         for row, draw in enumerate(call.draws):
             noise = target[row] + noised.tree.samples[0][draw.leaf]
-            yield draw, call.sigma, state[row], target[row], noise
+            yield draw, draw.sigma, state[row], target[row], noise
 
 
 def resumed(folder, whole, done, preset, **options):
@@ -126,7 +126,14 @@ def test_noise_and_noise_levels_are_those_of_any_batch_and_states_lie_between_sa
     noised, every = credited.noised, torch.ones(12).bool()
     units, trained = credited.units, torch.ones(len(credited.units.values)).bool()
     alone = calls_of(
-        noised.likelihood, noised.tree, units, keep=every, trained=trained, micro_batch=1, address=noised.address
+        noised.likelihood,
+        noised.tree,
+        units,
+        keep=every,
+        trained=trained,
+        micro_batch=1,
+        mixes_levels=True,
+        address=noised.address,
     )
     assert len(alone) == 12 * 5
     whole, apart = (

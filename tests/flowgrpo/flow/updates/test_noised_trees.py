@@ -69,7 +69,7 @@ def test_a_draw_takes_the_advantage_of_the_edge_at_its_noise_level(tmp_path):
             own = of_root[root.group, root.index]
             other = of_root[root.group, 1 - root.index]
             (sibling,) = set(own) - {draw.leaf}
-            below = call.sigma <= split
+            below = draw.sigma <= split
             if below:
                 value = rewards[draw.leaf]
                 expected = 0.5 * (value - rewards[[sibling, *other]].mean()) + 0.5 * (value - rewards[sibling])
@@ -89,8 +89,8 @@ def test_states_below_a_split_lie_between_the_sample_and_the_shared_state(tmp_pa
         (state,), target = noised.noised(call)
         for row, draw in enumerate(call.draws):
             clean = noised.tree.samples[0][draw.leaf]
-            torch.testing.assert_close(state[row], clean + call.sigma * target[row])
-            if draw.shared is not None and call.sigma == noised.tree.nodes[draw.shared].sigma:
+            torch.testing.assert_close(state[row], clean + draw.sigma * target[row])
+            if draw.shared is not None and draw.sigma == noised.tree.nodes[draw.shared].sigma:
                 torch.testing.assert_close(state[row], noised.tree.shared[draw.shared][0])
 
 
@@ -107,7 +107,7 @@ def test_with_all_weight_on_the_group_a_tree_that_splits_at_once_is_a_group_of_c
             expected = batch.scores.values[draw.leaf, 0] - batch.scores.values[others, 0].mean()
             assert float(noised.advantages[draw.edge]) == pytest.approx(float(expected), abs=1e-9)
             assert draw.shared is None
-            torch.testing.assert_close(state[row], tree.samples[0][draw.leaf] + call.sigma * target[row])
+            torch.testing.assert_close(state[row], tree.samples[0][draw.leaf] + draw.sigma * target[row])
 
 
 def test_a_lost_reward_costs_its_sample_alone(tmp_path):
@@ -127,7 +127,7 @@ def test_each_draw_is_tied_to_the_last_split_above_it(tmp_path):
     for call in noised.calls:
         for draw in call.draws:
             step = None if draw.shared is None else nodes[draw.shared].step
-            levels = [at for at in (1, 3) if noised.tree.sigmas[at] >= call.sigma]
+            levels = [at for at in (1, 3) if noised.tree.sigmas[at] >= draw.sigma]
             assert step == (levels[-1] if levels else None)
             assert nodes[draw.edge].step == (step + 1 if levels else 1)
             seen.add(step)
@@ -151,7 +151,7 @@ def test_a_brush_s_trunk_takes_credit_for_what_it_leads_to(tmp_path):
             edge, root = tree.nodes[draw.edge], noised.node(draw).root
             own = [leaf for leaf, node in enumerate(tree.leaves) if tree.nodes[node].root == root]
             began = {leaf: branch_step(tree, tree.leaves[leaf]) for leaf in own}
-            above = [at for at in (1, 2) if at <= began[draw.leaf] and tree.sigmas[at] >= call.sigma]
+            above = [at for at in (1, 2) if at <= began[draw.leaf] and tree.sigmas[at] >= draw.sigma]
             assert edge.step == (above[-1] + 1 if above else 1)
             assert (None if draw.shared is None else tree.nodes[draw.shared].step) == (above[-1] if above else None)
             if above == [1] and began[draw.leaf] == 2:
