@@ -62,7 +62,7 @@ class LossInputs:
     old_log_prob: Tensor
     advantage: Tensor
     mean: State | None = None
-    std: float = torch.nan
+    std: float = ABSENT
     step_size: float = ABSENT
     velocity: State | None = None
     diffuses: bool = True

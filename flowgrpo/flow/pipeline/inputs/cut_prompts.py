@@ -38,10 +38,13 @@ class CutPrompts:
             yield
 
     def tell(self, among: int) -> None:
-        """Log in one line how many of `among` prompts were truncated, and forget them."""
+        """Log in one line how many of `among` encoded prompts were truncated, and forget them."""
         if cut := set().union(*self._texts.values()):
             places = ", ".join(f"{len(texts)} at {limit} tokens" for limit, texts in sorted(self._texts.items()))
             LOGGER.warning(
-                "%d of %d prompts are longer than a text encoder reads, and cut: %s", len(cut), among, places
+                "%d of the %d prompts encoded so far are longer than a text encoder reads, and cut: %s",
+                len(cut),
+                among,
+                places,
             )
         self._texts.clear()
