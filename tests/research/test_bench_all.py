@@ -116,4 +116,4 @@ def test_the_committed_ratios_can_be_compared_with(script):
     names = committed["ratios"]
     for kind in script("flow_sizes").KINDS:
         for rows in (8, 32):
-            assert f"shapes, {rows} rows: rollout of a {kind} / bare" in names
+            assert f"shapes, {rows} rows: rollout of a {kind} / transformer in it" in names
