@@ -49,7 +49,7 @@ def check_policy(config: Config, policy: Policy) -> None:
 
 
 class Finishing:
-    """A `samplers.finishes.Finish` that takes ODE steps with low-precision copies of the policy's layers."""
+    """A `samplers.growth.Finish` that takes ODE steps with low-precision copies of the policy's layers."""
 
     def __init__(self, config: Config, policy: Policy, copies: Copies, credited: Combination):
         self._config, self._policy, self._copies, self._credited = config, policy, copies, credited
