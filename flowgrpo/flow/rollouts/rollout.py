@@ -321,7 +321,7 @@ def _decode_groups(
                 batch = next(batches)
                 parts.append(decode(batch, [nodes[index].root.row for index in batch]))
                 decoding.advance(len(batch))
-            samples = join_samples(parts)
-            parts = [samples[len(indices) :]]
+            samples = parts[0] if len(parts) == 1 else join_samples(parts)
+            parts = [rest] if len(rest := samples[len(indices) :]) else []
             own = [nodes[index] for index in indices]
             yield Piece(group, [node.path for node in own], samples[: len(indices)], [node.root.row for node in own])
