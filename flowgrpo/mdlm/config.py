@@ -304,9 +304,21 @@ class TextAlgorithm(AlgorithmSection):
         return getattr(self.objective, "covariance", None) is not None
 
     @property
-    def needs_entropy(self) -> bool:
-        """Return whether the update uses the entropy of the tokens' predictions."""
-        return self.aggregation.shape is not None and self.aggregation.shape.needs_entropy
+    def measure(self) -> str | None:
+        """Return the number of the tokens' predictions that the update uses, `Shape.measure`; None if it uses none."""
+        return None if self.aggregation.shape is None else self.aggregation.shape.measure
+
+    @property
+    def reference(self) -> str | None:
+        """Return the name of the reference in `Weights`, `fixed` or `base`; None if nothing is compared with one."""
+        return self.objective.kl.reference or ("fixed" if self.measure == "gated_distances" else None)
+
+    @property
+    def compares_groups(self) -> str | None:
+        """Return the setting by which a loss compares the answers of a group; None if none does."""
+        if self.objective.couples:
+            return f"objective={self.objective.name}"
+        return "aggregation.shape.rule=divergent" if self.measure == "group_spread" else None
 
     @override
     def roots(self, group_size: int) -> int:
@@ -315,8 +327,8 @@ class TextAlgorithm(AlgorithmSection):
     @property
     @override
     def keeps_groups_whole(self) -> str | None:
-        if self.objective.couples:
-            return f"algorithm.objective={self.objective.name}"
+        if self.compares_groups is not None:
+            return f"algorithm.{self.compares_groups}"
         return None if self.hints.name == "none" else f"algorithm.hints={self.hints.name}"
 
 

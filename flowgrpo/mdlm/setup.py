@@ -118,7 +118,7 @@ def policy_and_weights(
             modules,
             lora,
             ema=settings.train.ema if learns else None,
-            reference=algorithm.objective.kl.reference if learns else None,
+            reference=algorithm.reference if learns else None,
             extra_modules=extra_modules,
         ),
         form=settings.run.sharding,

@@ -12,7 +12,8 @@ from flowgrpo.mdlm.decoding.decode import GIVEN, Rollout
 from flowgrpo.mdlm.methods.backward import Outcome, backward
 from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
-from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, estimate
+from flowgrpo.mdlm.methods.likelihoods.distributions import entropies, gated_distances, group_spread
+from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, Measure, estimate
 from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
 from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
@@ -45,7 +46,7 @@ class UpdateBatch:
         views: masked copies from which the likelihoods are estimated.
         old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
         reference: (n, B, L) log p under the reference; None without a KL term.
-        entropy: (B, L) entropy of each token's prediction under that policy; None if no rule uses it.
+        measure: (B, L) number of each token's prediction under that policy, `Shape.measure`; None if no rule uses one.
         correction: (B, L) importance weight of each token that an engine drew; None if no engine sent log-probabilities.
     """
 
@@ -60,7 +61,7 @@ class UpdateBatch:
     views: Views
     old: Tensor | None
     reference: Tensor | None
-    entropy: Tensor | None = None
+    measure: Tensor | None = None
     correction: Tensor | None = None
 
     def finite(self) -> UpdateBatch:
@@ -68,7 +69,7 @@ class UpdateBatch:
 
         Tokens of a branch that its first completion scored are then scored by the first one that is left.
         """
-        scores = {"old": self.old, "reference": self.reference, "entropy": self.entropy}
+        scores = {"old": self.old, "reference": self.reference, "measure": self.measure}
         known = {name: each for name, each in scores.items() if each is not None}
         if all(each.isfinite().all() for each in known.values()):
             return self
@@ -82,10 +83,10 @@ class UpdateBatch:
         LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
         views, branch = views.of(index), None if branch is None else branch[index]
         views = views if branch is None else views.once(branch)
-        scored = {"entropy": views.scored.any(0)}
+        scored = {"measure": views.scored.any(0)}
         left = {name: each[:, index] * scored.get(name, views.scored) for name, each in known.items()}
-        if self.entropy is not None:
-            left["entropy"] = left["entropy"][0]
+        if self.measure is not None:
+            left["measure"] = left["measure"][0]
         return replace(
             self,
             rows=self.rows[index.cpu()],
@@ -170,9 +171,9 @@ def update_batches(
     moves = train.passes * train.updates > 1 or versions.of(batch.iteration) is not None
     needs_old = moves or config.algorithm.needs_old
     own = config.algorithm.objective.solutions is None
-    if own and ((needs_old and not recorded) or config.algorithm.needs_entropy):
+    if own and ((needs_old and not recorded) or config.algorithm.measure is not None):
         with versions.rolling_out(batch.iteration):
-            batches = [_before(policy, each, config, needs_old=needs_old) for each in batches]
+            batches = [_before(policy, weights, each, config, needs_old=needs_old) for each in batches]
     if recorded:
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     return batches * (train.passes // mask_draws)
@@ -183,18 +184,30 @@ def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig)
     return _estimate(policy, update_batch, config).each
 
 
-def _before(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, *, needs_old: bool) -> UpdateBatch:
-    """Add what the update needs of the policy that sampled: its log-probabilities, its entropies."""
-    found = _estimate(policy, update_batch, config)
-    entropy = found.token_entropy if config.algorithm.needs_entropy else None
-    return replace(update_batch, old=found.each if needs_old else None, entropy=entropy)
+def _before(
+    policy: TextPolicy, weights: Weights, update_batch: UpdateBatch, config: TextConfig, *, needs_old: bool
+) -> UpdateBatch:
+    """Add what the update needs of the policy that sampled: its log-probabilities, numbers of its predictions."""
+    given, name = (policy.predictor, update_batch.answers, update_batch.views), config.algorithm.measure
+    if name == "group_spread":
+        spread = group_spread(*given, group=update_batch.group, micro_batch=config.train.update_rows)
+        return replace(update_batch, old=log_probs(policy, update_batch, config) if needs_old else None, measure=spread)
+    measure = {"entropy": entropies, "gated_distances": gated_distances(*given, weights.reference)}.get(name or "")
+    found = _estimate(policy, update_batch, config, measure)
+    return replace(
+        update_batch,
+        old=found.each if needs_old else None,
+        measure=None if measure is None else found.token_measure,
+    )
 
 
-def _estimate(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig) -> LogProb:
+def _estimate(
+    policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig, measure: Measure | None = None
+) -> LogProb:
     """Return the estimate under the current weights, from the calls of the update, so that both have the same rounding."""
     views, separable = update_batch.views, config.algorithm.objective.separable(update_batch.views)
-    options = {"separable": separable, "entropy": config.algorithm.needs_entropy}
-    return estimate(policy.predictor, update_batch.answers, views, config.train.update_rows, **options)
+    rows = config.train.update_rows
+    return estimate(policy.predictor, update_batch.answers, views, rows, separable=separable, measure=measure)
 
 
 def update_on(
@@ -300,7 +313,7 @@ def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectiv
         ids=answers.ids[:, answers.prompt_length :],
         scored=scored,
         step=update_batch.step,
-        entropy=torch.zeros_like(scored, dtype=torch.float32) if update_batch.entropy is None else update_batch.entropy,
+        measure=torch.zeros_like(scored, dtype=torch.float32) if update_batch.measure is None else update_batch.measure,
     )
     return shape_tokens(shape, tokens, collectives.gather, collectives.accelerator.process_index)
 

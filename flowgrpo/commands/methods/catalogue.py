@@ -19,8 +19,8 @@ from flowgrpo.mdlm import methods as text_methods
 from flowgrpo.mdlm.methods import costs as text_costs
 from flowgrpo.mdlm.methods import presets as text_presets
 from flowgrpo.mdlm.methods import published as text_published
-from flowgrpo.schema.base import Choice
-from flowgrpo.schema.explain import sentences
+from flowgrpo.schema.base import Choice, Strict
+from flowgrpo.schema.explain import section, sentences
 from flowgrpo.schema.imports.sources import definitions, place
 from flowgrpo.schema.preset_overrides import PresetRow
 
@@ -150,15 +150,17 @@ def _formula(choice: type[Choice], name: str) -> tuple[str, list[str]]:
     return place(module, node.lineno), texts[1:] if shared else texts
 
 
-def _options(choice: type[Choice]) -> dict[str, dict[str, Any]]:
-    """Return default and meaning of each option of a word; a required option has no default."""
+def _options(choice: type[Strict], above: str = "") -> dict[str, dict[str, Any]]:
+    """Return default and meaning of each option of a word and of the options below it; a required one has no default."""
     meanings = sentences(choice)
     options: dict[str, dict[str, Any]] = {}
     for name, option in choice.model_fields.items():
         if name != "name":
             default = option.get_default(call_default_factory=True)
             known = {} if option.is_required() else {"default": to_jsonable_python(default)}
-            options[name] = {**known, "meaning": meanings.get(name, "")}
+            options[above + name] = {**known, "meaning": meanings.get(name, "")}
+            below = section(option.annotation)
+            options |= {} if below is None else _options(below, f"{above}{name}.")
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -20,12 +21,13 @@ LABEL = 12  # width of the labels in a description
 
 
 def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
-    """List the presets and the words of each axis, or describe those of a name or an arXiv number."""
+    """List the presets and the words of each axis, or describe those of a name or a paper, or with such an option."""
     entries = catalogue()
     if name is not None:
         asked = name.lower().replace("-", "_")
         known = dict.fromkeys(entry.name for entry in entries)
-        entries = [entry for entry in entries if entry.name == asked or name in entry.source]
+        exact = [entry for entry in entries if entry.name == asked or name in entry.source]
+        entries = exact or _with_option(entries, name)
         if not entries:
             raise InputError(f"there is no preset, word or paper {name!r}, {nearest(asked, known)}")
     if form == "json":
@@ -37,6 +39,19 @@ def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
             out.print()
     else:
         _list(entries)
+
+
+def _with_option(entries: Sequence[Entry], name: str) -> list[Entry]:
+    """Return the first word of each axis that has an option of this name, or one whose meaning has it as a word."""
+    word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w)", re.IGNORECASE)
+    found = [
+        entry
+        for entry in entries
+        if any(
+            name == key.rpartition(".")[2] or word.search(option["meaning"]) for key, option in entry.options.items()
+        )
+    ]
+    return list({(entry.kind, entry.axis): entry for entry in reversed(found)}.values())[::-1]
 
 
 def _list(entries: Sequence[Entry]) -> None:

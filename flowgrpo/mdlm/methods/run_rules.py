@@ -12,10 +12,14 @@ def check(config: Any) -> None:
     algorithm, train, engine = config.algorithm, config.train, config.run.engine
     if train.split == "edges":
         raise InputError("train.split: an answer's tokens are updated on together, it has no edges; take samples")
-    if algorithm.objective.couples and train.split != "groups" and train.updates > 1:
+    if algorithm.compares_groups is not None and train.split != "groups" and train.updates > 1:
         raise InputError(
-            f"train.split: {algorithm.objective.name} compares the answers of a group in one optimizer step; take "
-            "groups"
+            f"train.split: {algorithm.compares_groups} compares the answers of a group in one optimizer step; take groups"
+        )
+    if algorithm.measure == "group_spread" and algorithm.trains_branches_once:
+        raise InputError(
+            "algorithm.aggregation.shape.rule: divergent compares what each answer predicts, and a branch is trained on "
+            "once; take pivotal, or algorithm.tree=chain"
         )
     if engine is None:
         return

@@ -56,7 +56,7 @@ def memory_estimate(config: TextConfig, *, among: int = 1) -> dict[str, int]:
 
 def policy_copies(config: TextConfig) -> int:
     """Return how many further copies of the trained weights are kept: 1 for a reference other than the frozen base."""
-    lora, reference = config.model.lora, config.algorithm.objective.kl.reference
+    lora, reference = config.model.lora, config.algorithm.reference
     begun = lora is None or (lora.path is not None and reference == "fixed")
     return int(begun and reference is not None)
 

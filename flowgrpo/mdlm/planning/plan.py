@@ -210,7 +210,9 @@ def predict_cost(config: TextConfig) -> Cost:
     views, slopes, views_fixed = _views(config, walk, split)
     own = algorithm.objective.solutions is None
     moves = train.passes * train.updates > 1 or algorithm.needs_old
-    old = own and ((moves and not likelihood.recorded(decoder)) or algorithm.needs_entropy)
+    measure = algorithm.measure
+    old = own and ((moves and not likelihood.recorded(decoder)) or measure in ("entropy", "gated_distances"))
+    once_more = measure in ("group_spread", "gated_distances")
     reference = algorithm.objective.kl.reference is not None
     mask_draws = 1 if likelihood.fixed else train.passes
     of_answers = trained * views
@@ -219,7 +221,7 @@ def predict_cost(config: TextConfig) -> Cost:
         of_answers = samples * views if shared is None else min(samples * views, trees * shared)
         views_fixed = views_fixed and shared is not None and split.entropy is None
     learning = of_answers * train.passes
-    update = learning * slopes + of_answers * mask_draws * (old + reference)
+    update = learning * slopes + of_answers * mask_draws * (old + reference + once_more)
     if getattr(algorithm.objective, "balance", None) is not None and moves:
         update += learning  # the ratios of each optimizer step
     update_fixed = views_fixed and all_trained

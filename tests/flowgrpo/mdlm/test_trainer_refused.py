@@ -80,10 +80,30 @@ from rewards import RewardError
             "^algorithm.aggregation.shape.share: conflict has none, take rule=largest",
         ),
         (
+            {"algorithm__aggregation__shape": {"rule": "largest", "alpha": 2.0}},
+            "^algorithm.aggregation.shape.alpha: largest has none, take rule=divergent",
+        ),
+        (
+            {"algorithm__aggregation__shape": {"rule": "divergent"}, "train__split": "samples"},
+            "^train.split: aggregation.shape.rule=divergent compares .* groups",
+        ),
+        (
+            {"algorithm__aggregation__shape": {"rule": "divergent"}, "train__groups": 3, "train__updates": 1,
+             "run__processes": 2},
+            "^train.groups: .* whole because of algorithm.aggregation.shape.rule=divergent",
+        ),
+        (
+            {"algorithm__preset": "d_tree_rpo", "algorithm__aggregation__shape": {"rule": "divergent"}},
+            "^algorithm.aggregation.shape.rule: divergent compares .* branch is trained on once; take pivotal",
+        ),
+        (
             {"algorithm__preset": "gdpo", "algorithm__aggregation__shape": {"rule": "confident"}},
             "^algorithm.aggregation.shape: it weighs tokens, and sequence_ratio has one loss .* take objective=token_ratio",
         ),
-        ({"algorithm__objective": "regression", "train__split": "samples"}, "^train.split: regression compares .* groups"),
+        (
+            {"algorithm__objective": "regression", "train__split": "samples"},
+            "^train.split: objective=regression compares .* groups",
+        ),
         (
             {"algorithm__objective": "regression", "train__groups": 3, "train__updates": 1, "run__processes": 2},
             "^train.groups: .* whole because of algorithm.objective=regression",

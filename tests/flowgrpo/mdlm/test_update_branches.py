@@ -75,10 +75,10 @@ def test_where_a_shared_token_is_broken_all_completions_of_its_branch_are_droppe
 def test_entropies_move_with_the_tokens_and_nothing_may_be_left():
     made = batch(old=(1, 0, 1))
     entropy = torch.arange(1.0, 13).reshape(4, 3) * made.views.scored.any(0)
-    left = UpdateBatch(**{**vars(made), "entropy": entropy}).finite()
-    assert left.entropy.tolist() == [[1, 5, 6], [7, 8, 9], [0, 11, 12]]
+    left = UpdateBatch(**{**vars(made), "measure": entropy}).finite()
+    assert left.measure.tolist() == [[1, 5, 6], [7, 8, 9], [0, 11, 12]]
     entropy[0, 0] = entropy[2, 0] = torch.nan
-    none = UpdateBatch(**{**vars(made), "entropy": entropy}).finite()
+    none = UpdateBatch(**{**vars(made), "measure": entropy}).finite()
     assert len(none.rows) == 0
     assert none.views.carried(torch.ones(0, 3), none.branch).shape == (0, 3)
 

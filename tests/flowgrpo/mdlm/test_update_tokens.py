@@ -17,15 +17,16 @@ def watched(settings, monkeypatch, rule, **overrides):
 
     monkeypatch.setattr(update, "backward", backward)
     few = {"train__iterations": 1, "train__updates": 1, "eval__prompts": 1, "eval__save": 0}
-    shape = None if rule is None else {"rule": rule}
-    chosen = settings(**few, algorithm__aggregation__shape=shape, **overrides)
+    shape = {} if rule is None else {"algorithm__aggregation__shape": {"rule": rule}}
+    chosen = settings(**{**few, **shape, **overrides})
     return run.train_config(chosen), seen
 
 
 @pytest.mark.parametrize(
     ("preset", "rule"),
-    [("diffu_grpo", "confident"), ("cj_grpo", "uncertain"), ("just_grpo", "largest"), ("cj_grpo", "conflict")],
-)
+    [("diffu_grpo", "confident"), ("cj_grpo", "uncertain"), ("just_grpo", "largest"), ("cj_grpo", "conflict"),
+     ("diffu_grpo", "pivotal"), ("cj_grpo", "divergent"), ("diffu_grpo", "divergent")],
+)  # fmt: skip
 def test_the_loss_gets_the_weights_of_the_rule(settings, monkeypatch, preset, rule):
     names = {name: {"algorithm__preset": preset, "run__name": name, "algorithm__aggregation__name": "token_mean"}
              for name in ("plain", "shaped")}  # fmt: skip
@@ -38,7 +39,7 @@ def test_the_loss_gets_the_weights_of_the_rule(settings, monkeypatch, preset, ru
     assert runs.metrics(done.folder)[0]["policy/skipped_updates"] == 0
 
 
-@pytest.mark.parametrize("rule", ["uncertain", "confident"])
+@pytest.mark.parametrize("rule", ["uncertain", "confident", "divergent", "departed"])
 def test_recorded_log_probabilities_stay_those_of_the_decoder(settings, monkeypatch, rule):
     """The pass that finds the entropies must not replace them: the first ratios are those of a run without it."""
     lines = []
@@ -47,6 +48,20 @@ def test_recorded_log_probabilities_stay_those_of_the_decoder(settings, monkeypa
         lines.append(runs.metrics(watched(settings, monkeypatch, chosen, **overrides)[0].folder)[0])
         monkeypatch.undo()
     assert lines[0]["policy/max_abs_log_ratio"] == lines[1]["policy/max_abs_log_ratio"] is not None
+
+
+def test_predictions_depart_from_the_start_of_training_without_a_kl_term(settings, monkeypatch):
+    seen, real = [], update.shape_tokens
+    monkeypatch.setattr(update, "shape_tokens", lambda shape, tokens, *rest: (
+        seen.append(tokens.measure[tokens.scored]), real(shape, tokens, *rest))[1])  # fmt: skip
+    few = {"algorithm__preset": "diffu_grpo", "train__learning_rate": 0.01, "train__iterations": 2}
+    few["algorithm__objective__kl__beta"] = 0.0
+    done, _ = watched(settings, monkeypatch, "departed", **few)
+    first, second = seen
+    assert not first.any()
+    assert second.min() > 1e-3
+    assert second.max() < 1
+    assert runs.metrics(done.folder)[-1]["policy/skipped_updates"] == 0
 
 
 @pytest.mark.parametrize("rule", ["clip", "kl"])

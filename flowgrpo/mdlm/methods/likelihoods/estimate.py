@@ -28,21 +28,26 @@ class Call:
     rows: Tensor
 
 
+Measure = Callable[
+    [Call, Tensor], Tensor
+]  # of a call and the logits (M, V) of its scored tokens, a number of each (M,)
+
+
 @dataclass(frozen=True)
 class LogProb:
     """An estimate of the log-probabilities of B answers from n views."""
 
     each: Tensor  # (n, B, L) log p of each token in each view that scores it, 0 elsewhere; at least float32
     weight: Tensor  # (n, B, L) of `Views`
-    entropy: Tensor | None = (
-        None  # (n, B, L) entropy of each view's prediction of a token that it scores, in nats, 0 elsewhere
+    measured: Tensor | None = (
+        None  # (n, B, L) a `Measure` of each view's prediction of a token that it scores, 0 elsewhere
     )
 
     @property
-    def token_entropy(self) -> Tensor:
-        """(B, L): entropy of the prediction of each token, a mean over the views that score it; 0 where none does."""
-        assert self.entropy is not None, "it was not asked for"
-        return (self.weight * self.entropy).sum(0) / self.weight.sum(0).where((self.weight > 0).any(0), 1.0)
+    def token_measure(self) -> Tensor:
+        """(B, L): the measure of each token, a mean over the views that score it by their weights; 0 where none does."""
+        assert self.measured is not None, "it was not asked for"
+        return (self.weight * self.measured).sum(0) / self.weight.sum(0).where((self.weight > 0).any(0), 1.0)
 
     @property
     def token(self) -> Tensor:
@@ -101,11 +106,11 @@ def log_probs(
 
     The softmax is over the model's own logits, without temperature, in float32 or finer. `score` takes the place of log p.
     """
-    scored, logits, tokens = _predictions(predictor, answers, views, call)
+    scored, logits, tokens = predictions(predictor, answers, views, call)
     return _placed((score or _Picked.apply)(logits, tokens), scored)
 
 
-def _predictions(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def predictions(predictor: MaskPredictor, answers: Answers, views: Views, call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the M tokens scored in a call of N evaluations: a mask (N, L), their logits (M, V) and their ids (M,)."""
     ids = answers.ids[call.rows]
     scored = views.scored[call.views, call.rows]
@@ -119,12 +124,6 @@ def _predictions(predictor: MaskPredictor, answers: Answers, views: Views, call:
 def _placed(values: Tensor, scored: Tensor) -> Tensor:
     """Put values (M,) of scored tokens to their places (N, L)."""
     return values.new_zeros(scored.shape).masked_scatter(scored, values)
-
-
-def _entropies(logits: Tensor) -> Tensor:
-    """Return the entropy (M,) of the softmax of each row of logits (M, V), in nats, one portion of rows at a time."""
-    parts = [torch.special.entr(fine(logits[rows]).softmax(-1)).sum(-1) for rows in portions(logits)]
-    return torch.cat(parts) if parts else fine(logits[:, 0])
 
 
 class _Picked(torch.autograd.Function):
@@ -166,17 +165,18 @@ def estimate(
     micro_batch: int,
     *,
     separable: bool = False,
-    entropy: bool = False,
+    measure: Measure | None = None,
 ) -> LogProb:
     """Return the estimate without gradient, for the old policy and the reference.
 
-    `micro_batch` and `separable` must be those of the update, so that both make the same calls; see `calls`. `entropy` adds
-    the entropies of the predictions, from the same calls.
+    `micro_batch` and `separable` must be those of the update, so that both make the same calls; see `calls`. `measure` is
+    taken of the predictions of the same calls.
     """
-    results, entropies = list[tuple[Call, Tensor]](), list[tuple[Call, Tensor]]()
+    results, measured = list[tuple[Call, Tensor]](), list[tuple[Call, Tensor]]()
     for call in (call for group in calls(views, micro_batch, separable) for call in group):
-        scored, logits, tokens = _predictions(predictor, answers, views, call)
+        scored, logits, tokens = predictions(predictor, answers, views, call)
         results.append((call, _placed(_Picked.apply(logits, tokens), scored)))
-        if entropy:
-            entropies.append((call, _placed(_entropies(logits), scored)))
-    return LogProb(scatter(results, views.weight), views.weight, scatter(entropies, views.weight) if entropy else None)
+        if measure is not None:
+            measured.append((call, _placed(measure(call, logits), scored)))
+    of_views = None if measure is None else scatter(measured, views.weight)
+    return LogProb(scatter(results, views.weight), views.weight, of_views)

@@ -1,15 +1,15 @@
-"""Weights of single tokens, by the entropy of their predictions or by what other answers have in their place.
+"""Weights of single tokens, by their predictions or by what other answers have in their place.
 
 They multiply the weights of `aggregation`, in the KL term too. Their mean over the scored tokens of an optimizer step is 1,
-over all processes. The entropy of a token is that of the prediction in the views that score it, a mean by their weights,
-under the policy that sampled it and at temperature 1: of the distribution that the update trains. The decoder's entropy
-would be of other contexts and at its temperature; for `trajectory` and temperature 1 both are the same.
+over all processes. The prediction of a token is that in the views that score it, a mean by their weights, under the policy
+that sampled it and at temperature 1: of the distribution that the update trains. The decoder's prediction would be of other
+contexts and at its temperature; for `trajectory` and temperature 1 both are the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,14 @@ from flowgrpo.mdlm.methods.objectives.every_process import Gather, gather_rows
 from flowgrpo.schema.base import Positive, Rate, Strict
 from flowgrpo.schema.imports.heavy import Tensor, torch
 
+OPTIONS = {  # each option of `Shape` and the rule that has it
+    "sharpness": "confident",
+    "quantile": "uncertain",
+    "share": "largest",
+    "slope": "pivotal",
+    "alpha": "divergent",
+    "temperature": "departed",
+}
 LEAST = 1e-6  # nats; smaller entropies count as this one where their logarithm is taken
 
 
@@ -30,7 +38,7 @@ class Tokens:
     ids: Tensor  # (B, L) int64
     scored: Tensor  # (B, L) bool
     step: Tensor  # (B, L) int64 step of each token, `Views.first`
-    entropy: Tensor  # (B, L) nats, of each scored token; 0 where none is known
+    measure: Tensor  # (B, L) of each scored token, the number that `Shape.measure` names; 0 where none is known
 
     @property
     def each_advantage(self) -> Tensor:
@@ -48,11 +56,7 @@ def confident(tokens: Tokens, sharpness: float) -> Tensor:
     """
     count = int(tokens.step.max()) + 1
     place = (torch.arange(len(tokens.step))[:, None] * count + tokens.step)[tokens.scored]
-    sums, counts = (
-        torch.zeros(len(tokens.step) * count, dtype=torch.float64).scatter_add_(0, place, each)
-        for each in (tokens.entropy[tokens.scored].double(), torch.ones(len(place), dtype=torch.float64))
-    )
-    entropy = (sums / counts)[place]
+    entropy = _means(tokens.measure[tokens.scored].double(), place, len(tokens.step) * count)[place]
     low, high = entropy.min(), entropy.max()
     return torch.exp(-sharpness * (entropy - low) / (high - low)) if high > low else torch.ones_like(entropy)
 
@@ -65,7 +69,7 @@ def uncertain(tokens: Tokens, quantile: float) -> Tensor:
     strengthens tokens above the quantile and moves the clip range; both are left out. How the code sets the scale was not at
     hand: ours makes the least h -1 (reconstructed).
     """
-    logs = tokens.entropy[tokens.scored].double().clamp(min=LEAST).log()
+    logs = tokens.measure[tokens.scored].double().clamp(min=LEAST).log()
     middle = torch.quantile(logs, quantile)
     low = logs.min()
     return (1 + ((logs - middle) / (middle - low)).clamp(max=0)) if middle > low else torch.ones_like(logs)
@@ -95,36 +99,94 @@ def largest(tokens: Tokens, share: float) -> Tensor:
     The token rule of D3S (arXiv 2509.22115). Tokens with the product of the last one kept are kept, too. The paper's share
     rises over training, and its other rule chooses answers; see `train.select`.
     """
-    product = tokens.each_advantage[tokens.scored].double().abs() * tokens.entropy[tokens.scored].double()
+    product = tokens.each_advantage[tokens.scored].double().abs() * tokens.measure[tokens.scored].double()
     kept = max(1, round(share * len(product)))
     return (product >= product.sort(descending=True).values[kept - 1]).double()
+
+
+def pivotal(tokens: Tokens, slope: float) -> Tensor:
+    """Return weights (N,) of the scored tokens: sigmoid(slope z), z = (H - mean) / std over the tokens of a group.
+
+    The entropy gate of ERPO (arXiv 2603.28204), reconstructed from another implementation's account of its equation 8. The
+    paper adds a signal of progress to the advantage as well, normalised in buckets; that is left out.
+    """
+    entropy = tokens.measure[tokens.scored].double()
+    of_group, place = _groups(tokens)
+    mean = _means(entropy, place, of_group)[place]
+    std = _means((entropy - mean).square(), place, of_group)[place].sqrt()
+    return torch.sigmoid(slope * ((entropy - mean) / std).where(std > 0, 0.0))
+
+
+def divergent(tokens: Tokens, alpha: float) -> Tensor:
+    """Return weights (N,) of the scored tokens: 1 + (alpha - 1) D, D the spread of predictions over a group, from 0 to 1.
+
+    TW-GRPO (arXiv 2505.24718 and its code): D is `group_spread` of the token's place, mapped linearly to 0..1 over the
+    scored places of its group. The released code lets gradients through the weights, and its weights have a mean above 1.
+    """
+    spread = tokens.measure[tokens.scored].double()
+    of_group, place = _groups(tokens)
+    low, high = (spread.new_zeros(of_group).scatter_reduce_(0, place, spread, kind, include_self=False)[place]
+                 for kind in ("amin", "amax"))  # fmt: skip
+    return 1 + (alpha - 1) * ((spread - low) / (high - low)).where(high > low, 0.0)
+
+
+def departed(tokens: Tokens, temperature: float) -> Tensor:
+    """Return weights (N,) of the scored tokens: T softmax(s / temperature) over the T scored tokens of each answer.
+
+    DGPO of tokens (arXiv 2605.03327): s is `gated_distances`, large where a prediction has left the reference and is
+    uncertain. Reconstructed from other implementations' accounts, which differ in how the entropy is normalised: here by
+    ln V. The paper has no KL term beside it.
+    """
+    score = (tokens.measure.double() / temperature).where(tokens.scored, -torch.inf)
+    return (score.softmax(1) * tokens.scored.sum(1, keepdim=True))[tokens.scored]
+
+
+def _groups(tokens: Tokens) -> tuple[int, Tensor]:
+    """Return the number of groups, and the number (N,) of the group of each scored token."""
+    each, number = tokens.group.unique(return_inverse=True)
+    return len(each), number[:, None].expand(tokens.scored.shape)[tokens.scored]
+
+
+def _means(values: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return the mean (count,) of the values (N,) of each place (N,); NaN for a place without one."""
+    sums, counts = (values.new_zeros(count).scatter_add_(0, place, each) for each in (values, torch.ones_like(values)))
+    return sums / counts
 
 
 class Shape(Strict):
     """Weights of tokens within an optimizer step."""
 
-    rule: Literal["confident", "uncertain", "conflict", "largest"]
+    rule: Literal["confident", "uncertain", "conflict", "largest", "pivotal", "divergent", "departed"]
     """confident: steps of low entropy weigh more (EMPG, arXiv 2509.09265); uncertain: tokens of low entropy weigh less
     (HAPO, arXiv 2509.16591); conflict: tokens that good and bad answers share are only raised (GTPO, arXiv 2508.03772);
-    largest: only tokens of large |A| times entropy weigh (D3S, arXiv 2509.22115)."""
+    largest: only tokens of large |A| times entropy weigh (D3S, arXiv 2509.22115); pivotal: tokens of high entropy weigh more
+    (ERPO, arXiv 2603.28204); divergent: places where the answers of a group predict differently weigh more (TW-GRPO, arXiv
+    2505.24718); departed: uncertain tokens whose prediction has left the reference weigh more (DGPO, arXiv 2605.03327)."""
     sharpness: Positive = 1.0
     """With confident, the least entropy weighs e^sharpness as much as the largest."""
     quantile: Rate = 0.8
     """With uncertain, the quantile of the logarithm of entropies from which tokens weigh alike."""
     share: float = Field(0.2, gt=0, le=1)
     """With largest, the share of tokens that weigh."""
+    slope: Positive = 5.0
+    """With pivotal, the slope of the sigmoid in standard deviations of the entropy."""
+    alpha: float = Field(1.7, ge=1)
+    """With divergent, the largest weight; the least is 1."""
+    temperature: Positive = 0.5
+    """With departed, of the softmax over the tokens of an answer."""
 
     @model_validator(mode="after")
     def _used(self) -> Shape:
-        for key, rule in (("sharpness", "confident"), ("quantile", "uncertain"), ("share", "largest")):
+        for key, rule in OPTIONS.items():
             if self.rule != rule and getattr(self, key) != type(self).model_fields[key].default:
                 raise InputError(f"algorithm.aggregation.shape.{key}: {self.rule} has none, take rule={rule}")
         return self
 
     @property
-    def needs_entropy(self) -> bool:
-        """Return whether the rule uses the entropy of tokens."""
-        return self.rule != "conflict"
+    def measure(self) -> Literal["entropy", "group_spread", "gated_distances"] | None:
+        """Return the number of a token's prediction that the rule uses; None if it uses none."""
+        named: dict[str, Any] = {"conflict": None, "divergent": "group_spread", "departed": "gated_distances"}
+        return named.get(self.rule, "entropy")
 
     def weights(self, tokens: Tokens) -> Tensor:
         """Return the weights (B, L) of all tokens of an optimizer step: of mean 1 over the scored ones, 1 elsewhere."""
@@ -139,6 +201,12 @@ class Shape(Strict):
                 weights = conflict(tokens)
             case "largest":
                 weights = largest(tokens, self.share)
+            case "pivotal":
+                weights = pivotal(tokens, self.slope)
+            case "divergent":
+                weights = divergent(tokens, self.alpha)
+            case "departed":
+                weights = departed(tokens, self.temperature)
         return torch.ones(tokens.scored.shape).masked_scatter(tokens.scored, (weights / weights.mean()).float())
 
 
@@ -148,4 +216,4 @@ def shape_tokens(shape: Shape, tokens: Tokens, gather: Gather, rank: int) -> Ten
     A collective call; for `gather` and `rank` see `gather_rows`.
     """
     every, own = gather_rows(vars(tokens), gather, rank)
-    return shape.weights(Tokens(**every))[own].to(tokens.entropy.device)
+    return shape.weights(Tokens(**every))[own].to(tokens.measure.device)

@@ -96,6 +96,21 @@ def test_names_are_found_as_papers_write_them(printed, refused, asked, found):
         assert printed("methods", asked).splitlines()[0].split() == [found, "a", "preset", "(flow", "models)"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "word", "option"),
+    [
+        ("HAPO", "token_mean", "shape.rule"),
+        ("2505.24718", "token_mean", "shape.rule"),
+        ("clamp", "sequence_ratio", "clamp"),
+        ("target", "token_ratio", "balance.target"),
+    ],
+)
+def test_a_rule_that_is_an_option_is_found_by_its_name_or_paper(printed, asked, word, option):
+    entries = printed("methods", asked, "--format", "json")
+    assert [entry["options"][option]["meaning"] for entry in entries if entry["name"] == word]
+    assert len({(entry["kind"], entry["axis"]) for entry in entries}) == len(entries)
+
+
 def test_a_long_name_stands_apart_from_what_it_is(printed):
     assert printed("methods", "leave_one_out").startswith("leave_one_out  baseline: ")
 

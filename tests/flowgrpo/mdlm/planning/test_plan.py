@@ -55,6 +55,10 @@ FIXED = [
     ("diffu_grpo", {}, 4, 1 + 1 + 1),  # gradient, old, reference
     ("diffu_grpo", {"train__updates": 1}, 4, 2),
     ("diffu_grpo", {"train__passes": 3}, 4, 3 * 3),
+    ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "pivotal"}}, 4, 3),
+    ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 3),
+    ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4),
+    ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4),
     ("diffu_grpo", {"algorithm__decoder__cfg_scale": 1.0, "algorithm__decoder__steps": 2}, 4, 3),
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes

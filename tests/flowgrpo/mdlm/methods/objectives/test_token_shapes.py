@@ -4,9 +4,7 @@ from typing import get_args
 
 import pytest
 import torch
-from toy_predictor import PLANS, Toy, answers
 
-from flowgrpo.mdlm.methods.likelihoods.estimate import estimate
 from flowgrpo.mdlm.methods.objectives.objective import LossInputs, TokenRatio
 from flowgrpo.mdlm.methods.objectives.token_shapes import Shape, Tokens, shape_tokens
 
@@ -17,7 +15,7 @@ TOKENS = Tokens(  # three answers of one group, four tokens each; the last of th
     ids=torch.tensor([[7, 8, 9, 1], [7, 5, 9, 2], [1, 8, 6, 0]]),
     scored=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool(),
     step=torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2], [0, 0, 0, 0]]),
-    entropy=torch.tensor([[0.2, 0.4, 2.0, 1.0], [0.1, 0.5, 0.9, 0.0], [1.5, 0.5, 0.2, 0.6]]),
+    measure=torch.tensor([[0.2, 0.4, 2.0, 1.0], [0.1, 0.5, 0.9, 0.0], [1.5, 0.5, 0.2, 0.6]]),
 )
 
 
@@ -39,14 +37,14 @@ def test_weights_have_a_mean_of_1_and_never_turn_an_advantage_around(rule):
     assert (weights[TOKENS.scored] - 1).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("rule", ["confident", "uncertain"])
-def test_a_constant_entropy_changes_nothing(rule):
-    same = replace(TOKENS, entropy=torch.full_like(TOKENS.entropy, 0.7))
+@pytest.mark.parametrize("rule", ["confident", "uncertain", "pivotal", "divergent", "departed"])
+def test_a_constant_measure_changes_nothing(rule):
+    same = replace(TOKENS, measure=torch.full_like(TOKENS.measure, 0.7))
     assert Shape(rule=rule).weights(same).tolist() == [[1.0] * 4] * 3
 
 
 def test_equal_products_of_advantage_and_entropy_change_nothing():
-    same = replace(TOKENS, entropy=torch.full_like(TOKENS.entropy, 0.7), advantage=torch.tensor([0.5, -0.5, -0.5]))
+    same = replace(TOKENS, measure=torch.full_like(TOKENS.measure, 0.7), advantage=torch.tensor([0.5, -0.5, -0.5]))
     assert Shape(rule="largest").weights(same).tolist() == [[1.0] * 4] * 3
 
 
@@ -84,7 +82,7 @@ def test_confident_steps_by_hand():
 
 def test_uncertain_tokens_by_hand():
     """Of eleven entropies the sixth is the median, 0.5; the least, 0.1, weighs nothing, those above the median 1."""
-    raw = [[math.log(min(h, 0.5) / 0.1) / math.log(5) for h in row] for row in TOKENS.entropy.clamp(min=0.1).tolist()]
+    raw = [[math.log(min(h, 0.5) / 0.1) / math.log(5) for h in row] for row in TOKENS.measure.clamp(min=0.1).tolist()]
     known = sum(map(sum, raw)) - raw[1][3]
     expected = [[w * 11 / known for w in row] for row in raw]
     expected[1][3] = 1.0
@@ -140,7 +138,7 @@ def test_the_gradient_of_a_token_is_its_weight_times_the_plain_one():
         ids=torch.tensor([[1, 2]]),
         scored=torch.ones(1, 2, dtype=torch.bool),
         step=torch.tensor([[0, 1]]),
-        entropy=torch.tensor([[0.3, 1.1]]),
+        measure=torch.tensor([[0.3, 1.1]]),
     )
     weights = Shape(rule="confident").weights(tokens)
     share = math.exp(-1)
@@ -164,22 +162,30 @@ def test_the_gradient_of_a_token_is_its_weight_times_the_plain_one():
     assert slope[0, 0].tolist() == pytest.approx([-2 * w / 2 for w in weights[0].tolist()])
 
 
-@pytest.mark.parametrize("plan", ["one_step", "coupled", "exact_k", "trajectory"])
-@pytest.mark.parametrize("micro_batch", [2, 100])
-def test_the_entropy_of_a_token_is_that_of_what_the_views_predict(plan, micro_batch):
-    toy, given = Toy(1, gain=2.0), answers(rows=3)
-    views = PLANS[plan](given)
-    found = estimate(toy, given, views, micro_batch, entropy=True)
-    plain = estimate(toy, given, views, micro_batch)
-    assert torch.equal(found.each, plain.each)
-    assert plain.entropy is None
-    sums, weights = torch.zeros(given.scored.shape, dtype=torch.float64), torch.zeros(given.scored.shape)
-    for view, (hidden, weight) in enumerate(zip(views.hidden, views.weight, strict=True)):
-        logits = toy.logits(given.ids.masked_fill(hidden, toy.mask_id), given.attention_mask)[:, given.prompt_length :]
-        p = logits.softmax(-1)
-        entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
-        sums, weights = sums + weight * entropy, weights + weight
-        torch.testing.assert_close(found.entropy[view], torch.where(views.scored[view], entropy, 0.0))
-    known = weights > 0
-    torch.testing.assert_close(found.token_entropy[known], (sums / weights)[known])
-    assert not found.token_entropy[~known].any()
+def test_pivotal_tokens_by_hand():
+    """Two groups: the entropies of each are compared among themselves."""
+    tokens = replace(TOKENS, group=torch.tensor([3, 3, 1]))
+    raw = []
+    for rows in (TOKENS.measure[:2].flatten()[:7].tolist(), TOKENS.measure[2].tolist()):
+        mean = sum(rows) / len(rows)
+        std = (sum((h - mean) ** 2 for h in rows) / len(rows)) ** 0.5
+        raw += [1 / (1 + math.exp(-2 * (h - mean) / std)) for h in rows]
+    weights = Shape(rule="pivotal", slope=2.0).weights(tokens)
+    assert weights[TOKENS.scored].tolist() == pytest.approx([w * 11 / sum(raw) for w in raw])
+
+
+def test_divergent_places_by_hand():
+    """A spread is mapped to 0..1 over its group: 0.1 to 2.0 in one, 0.2 to 1.5 in the other."""
+    tokens = replace(TOKENS, group=torch.tensor([3, 3, 1]))
+    raw = [1 + 0.5 * (d - 0.1) / 1.9 for d in TOKENS.measure[:2].flatten()[:7].tolist()]
+    raw += [1 + 0.5 * (d - 0.2) / 1.3 for d in TOKENS.measure[2].tolist()]
+    weights = Shape(rule="divergent", alpha=1.5).weights(tokens)
+    assert weights[TOKENS.scored].tolist() == pytest.approx([w * 11 / sum(raw) for w in raw])
+
+
+def test_departed_tokens_by_hand():
+    """The weights of an answer have a mean of 1: its advantage is dealt out anew."""
+    weights = Shape(rule="departed", temperature=0.25).weights(TOKENS)
+    for found, scores, scored in zip(weights, TOKENS.measure, TOKENS.scored, strict=True):
+        raw = [math.exp(s / 0.25) for s in scores[scored].tolist()]
+        assert found[scored].tolist() == pytest.approx([len(raw) * w / sum(raw) for w in raw])
