@@ -63,10 +63,10 @@ def test_a_prediction_that_left_the_reference_counts_by_its_entropy(plan):
 
 
 @pytest.mark.parametrize("plan", ["one_step", "coupled", "exact_k", "trajectory"])
-@pytest.mark.parametrize("micro_batch", [2, 100])
-def test_the_spread_over_a_group_is_that_of_its_mean_log_probabilities(plan, micro_batch):
-    """Answers 0 and 2 are of one group. Where an answer is not scored, its prediction is uniform."""
-    toy, given = Toy(1, gain=2.0), answers(rows=3)
+@pytest.mark.parametrize(("micro_batch", "gain"), [(2, 2.0), (100, 2.0), (100, 9.0)])
+def test_the_spread_over_a_group_is_that_of_its_mean_log_probabilities(plan, micro_batch, gain):
+    """Answers 0 and 2 are of one group. Unscored tokens have a uniform prediction. A gain of 9 meets the clamp."""
+    toy, given = Toy(1, gain=gain), answers(rows=3)
     given.scored[2, -1] = False
     views = PLANS[plan](given)
     found = group_spread(toy, given, views, group=GROUP, micro_batch=micro_batch)
