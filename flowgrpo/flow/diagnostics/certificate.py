@@ -192,8 +192,9 @@ def bfloat16_drift(build: Callable[[], DiffusionPipeline], call: dict[str, Any],
         for module in policy.modules.values():
             module.requires_grad_(True)
         try:
+            policy.check(rows[:1])
             tree = roll_out(policy, rows[:1], Kernel("flow_sde", 0.7), 1)
-        except RuntimeError as error:
+        except (RuntimeError, InputError) as error:
             refused = error
             continue
         largest = replay(policy, tree)

@@ -22,12 +22,14 @@ class Capabilities:
         max_batch: largest number of rows of a call, None for any.
         decodes_by_landing: whether decoding must run the loop's last step, which then returns the given state unchanged.
         starts_alone: whether each row needs its own call to draw its initial state, which would differ in a batch.
+        travels: whether steps in one open call have the velocities of single steps, bit for bit.
     """
 
     pads_prompts: bool = True
     max_batch: int | None = None
     decodes_by_landing: bool = False
     starts_alone: bool = False
+    travels: bool = True
 
 
 def cut(

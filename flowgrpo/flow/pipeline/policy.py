@@ -204,8 +204,8 @@ class DiffusersPolicy:
         return join([self.walk.velocity(part, sigma, batch) for batch, part in self._cut(rows, state)])
 
     def travel(self, state: State, steps: range, rows: Sequence[Row], onward: Callable[[State], State]) -> None:
-        """Take several steps, in one call of the pipeline if the rows share one; see `DenoisingLoop.travel`."""
-        if len(state) > 1 or self.pins or len(self._cut(rows)) > 1:
+        """Take several steps, in one call if the pipeline `travels` and the rows share one; see `DenoisingLoop.travel`."""
+        if not self.capabilities.travels or len(state) > 1 or self.pins or len(self._cut(rows)) > 1:
             for step in steps:
                 state = onward(self.velocity(state, self.sigmas[step], rows))
         else:

@@ -49,6 +49,30 @@ def test_decoding_lands_only_where_the_loop_does_what_decoding_needs(name, lands
     assert policy.evaluations == before
 
 
+@pytest.mark.parametrize(("name", "travels"), [("LTXImageToVideoPipeline", False), ("LTXPipeline", True)])
+def test_steps_share_a_call_only_where_each_has_the_velocity_that_it_has_alone(name, travels):
+    """After a step LTX's loop for pictures has its state in another layout, and bfloat16 rounds otherwise there."""
+    pipe, row = SPECIMENS[name].build(), SPECIMENS[name].rows[0]
+    for part in pipe.components.values():
+        if isinstance(part, torch.nn.Module):
+            part.to(torch.bfloat16)
+    policy = DiffusersPolicy(pipe, SPECIMENS[name].call)
+    policy.check([row])
+    assert policy.capabilities.travels == travels
+    at, met = [policy.start([row])], []
+
+    def onward(velocity):
+        met.append((at[-1], velocity))
+        at.append((at[-1][0] - 0.25 * velocity[0],))
+        return at[-1]
+
+    with torch.no_grad():
+        policy.travel(at[0], range(3), [row], onward)
+        for step, (state, (velocity,)) in enumerate(met):
+            assert torch.equal(velocity, policy.velocity(state, policy.sigmas[step], [row])[0])
+    assert len(met) == 3
+
+
 def test_what_was_found_is_only_ever_tightened():
     specimen = SPECIMENS["FluxPipeline"]
     walk = DenoisingLoop(specimen.build(), specimen.call)
