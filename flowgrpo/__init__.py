@@ -1,6 +1,7 @@
 """flowgrpo: align flow models and masked-diffusion language models with online reinforcement learning.
 
 import flowgrpo
+trainer = flowgrpo.Trainer("shapes", rewards=[function], prompts=["a red circle"], preset="awm_fast")
 run = flowgrpo.train("configs/shapes.yaml", {"train.iterations": 4})     # .metrics, .folder, .policy
 policy = flowgrpo.load_policy("path/or/hub-id", dtype="bfloat16")
 samples = policy.sample(["a red circle"], seed=0)
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flowgrpo.commands.python.trainer import Trainer as Trainer
     from flowgrpo.commands.runs.train import Run
     from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
@@ -29,3 +31,12 @@ def load_policy(path: str, **options: Any) -> DiffusersPolicy:
     from flowgrpo.flow.pipeline.loading import load
 
     return load.load_policy(path, **options)
+
+
+def __getattr__(name: str) -> Any:
+    """Import `Trainer` when it is first used."""
+    if name != "Trainer":
+        raise AttributeError(f"module 'flowgrpo' has no attribute {name!r}")
+    from flowgrpo.commands.python.trainer import Trainer
+
+    return Trainer

@@ -70,8 +70,8 @@ def load_run_config(folder: Path, overrides: Iterable[str]) -> RunConfig:
 
 def show(
     settings: RunConfig, gpu_memory: float | None, machines: Machines | None, form: str, *, full: bool = False
-) -> None:
-    """Print the plan of a run, whether it fits a GPU of `gpu_memory` GiB, and its seconds on `machines`.
+) -> dict[str, Any]:
+    """Print and return the plan of a run, whether it fits a GPU of `gpu_memory` GiB, and its seconds on `machines`.
 
     `full` adds the resolved config, which JSON always has. Raises InputError if the config cannot be run.
     """
@@ -87,7 +87,7 @@ def show(
         planned |= _measure(settings, planned, gpu_memory, machines)
     if form == "json":
         print_json(planned)
-        return
+        return planned
     for line in kind.plan.format_tree(planned):
         print_line(f"  {line}")
     table = Table("", "", show_header=False, box=None, padding=(0, 2))
@@ -106,6 +106,7 @@ def show(
     if full:
         out.print()
         out.print(config.dump(settings))
+    return planned
 
 
 def _measure(

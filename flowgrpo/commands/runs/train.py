@@ -85,10 +85,14 @@ def train(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -
         InputError, RewardError: the input is wrong; nothing expensive has happened.
         Stopped: a signal, nothing to learn, divergence, or lack of memory or disk. The last checkpoint remains.
     """
-    settings, source = config.load(path, overrides), configs.place_of(path)
+    return train_or_load(config.load(path, overrides), configs.place_of(path))
+
+
+def train_or_load(settings: RunConfig, source: Path | None = None) -> Run:
+    """Train a config, or load the policy of a run that is finished; return the run. See `train`."""
     try:
         return train_config(settings, source)
-    except Finished:  # load its policy
+    except Finished:
         return train_config(_resuming(settings, True), source)
 
 

@@ -1,0 +1,105 @@
+"""Python objects as entries of a config: pipelines and prompts become files, rewards become names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowgrpo.errors import InputError
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+PIPELINE = "pipeline"
+
+
+def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, Any]:
+    """Return the entry of `rewards` in a config for a name, a map of keys, or an object that is called.
+
+    The object is named by its module and the name it has there, such as `__main__:roundness` in a notebook. So a run finds
+    it while the same code has been run. Raises InputError if no module has it under a name.
+    """
+    if isinstance(reward, str):
+        return {"use": reward}
+    if isinstance(reward, Mapping):
+        named = reward.get("use")
+        return {**reward, **({} if named is None else use_of(named))}
+    if not callable(reward):
+        raise InputError(f"rewards: {reward!r} is neither a name nor a map nor a function of samples and prompts")
+    for module in (getattr(reward, "__module__", None), "__main__"):
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        name = getattr(reward, "__name__", "")
+        if names.get(name) is not reward:
+            name = next((name for name, each in names.items() if each is reward and not name.startswith("_")), "")
+        if name:
+            return {"use": f"{module}:{name}"}
+    raise InputError(
+        f"rewards: {reward!r} has no name in a module or a notebook's cell, so a run cannot find it; write it as a function "
+        "there, or assign it to a name"
+    )
+
+
+def keep_prompts(prompts: str | Sequence[str | Mapping[str, Any]], folder: Path, key: str) -> str:
+    """Return the source of prompts for a config: a text as it is; a list is written to a table, a row for each prompt.
+
+    The table is named by a digest of its content. So several processes may write it, and a run that goes on with other
+    prompts is refused. Raises InputError, which begins with `key`, if the list is empty or an entry is no prompt.
+    """
+    if isinstance(prompts, str):
+        return prompts
+    if not prompts:
+        raise InputError(f"{key}: the list is empty, a run needs at least one prompt")
+    rows = [{"prompt": each} if isinstance(each, str) else each for each in prompts]
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str):
+            raise InputError(
+                f'{key}: entry {number} is {row!r}, take a text or a map such as {{"prompt": "a red circle"}}'
+            )
+    try:
+        text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+    except TypeError as error:
+        raise InputError(f"{key}: a column cannot be written to a table, {error}; of a picture give the path") from None
+    file = folder / f"{key}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+    return str(file)
+
+
+def keep_pipeline(pipeline: str | Path | DiffusionPipeline, folder: Path, *, begun: bool) -> str:
+    """Return `model.path` for a config: a path or hub id as it is; a pipeline is saved to `folder`, once for a run.
+
+    Raises InputError if the pipeline could not be loaded from a folder or has adapters, or if there are several processes.
+    """
+    if isinstance(pipeline, str | Path):
+        return str(pipeline)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError("pipeline: several processes would save it, give the folder of a saved one")
+    import diffusers
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    kind = type(pipeline)
+    if not isinstance(pipeline, diffusers.DiffusionPipeline):
+        raise InputError(
+            f"pipeline: {kind.__name__} is no pipeline of diffusers; give one, a folder, a hub id or a built-in model"
+        )
+    if getattr(diffusers, kind.__name__, None) is not kind:
+        raise InputError(f"pipeline: {kind.__name__} is not diffusers' own, so a run could not load it from a folder")
+    modules = {name: part for name, part in pipeline.components.items() if hasattr(part, "modules")}
+    for name, part in modules.items():
+        if any(isinstance(module, BaseTunerLayer) for module in part.modules()):
+            raise InputError(f"pipeline: its {name} has adapters; call fuse_lora() and unload_lora_weights() first")
+    if not (begun and folder.is_dir()):
+        partial = folder.with_name(f"{folder.name}.partial")
+        for place in (folder, partial):
+            shutil.rmtree(place, ignore_errors=True)
+        pipeline.save_pretrained(partial)
+        partial.rename(folder)
+    return str(folder)

@@ -1,0 +1,173 @@
+"""`flowgrpo.Trainer`: plan, train, evaluate, sample and save from Python."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from flowgrpo import config
+from flowgrpo.commands.evaluations.evaluation import evaluate, summary
+from flowgrpo.commands.evaluations.page import write_page
+from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request
+from flowgrpo.commands.evaluations.targets import Target
+from flowgrpo.commands.model_kinds import detect_kind
+from flowgrpo.commands.python import given
+from flowgrpo.commands.python.shown import Samples
+from flowgrpo.commands.runs import plan, train
+from flowgrpo.commands.runs.export import export
+from flowgrpo.data import configs
+from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
+from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.run import run_folder
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+Reward = str | Mapping[str, Any] | Callable[..., Any]
+Prompts = str | Sequence[str | Mapping[str, Any]]
+
+
+class Trainer:
+    """A run in Python: the same numbers, folder and resume as `flowgrpo train`.
+
+        trainer = flowgrpo.Trainer("shapes", rewards=[redness], prompts=["a red circle"], preset="awm_fast", name="red")
+        trainer.plan()
+        trainer.train()
+        trainer.sample(["a red circle"])
+
+    Attributes:
+        settings: the whole configuration.
+        metrics: the lines of `metrics.jsonl`, after `train`.
+    """
+
+    def __init__(
+        self,
+        pipeline: str | Path | DiffusionPipeline,
+        rewards: Sequence[Reward],
+        prompts: Prompts,
+        *,
+        eval_prompts: Prompts | None = None,
+        preset: str | None = None,
+        name: str = "notebook",
+        **sections: Mapping[str, Any],
+    ):
+        """Check a configuration; nothing is loaded.
+
+        A pipeline and lists of prompts are written to the folder NAME-inputs beside the run's, from where the run reads
+        them. A reward is a name or a map as in a config, or a function of samples and prompts that a notebook or a module
+        defines.
+
+        Args:
+            pipeline: a pipeline of diffusers, a folder, a hub id, or a built-in model.
+            prompts: a source as in a config, or a list of texts or of maps with `prompt` and further columns.
+            eval_prompts: held out for evaluation; None evaluates on the prompts that are trained on.
+            preset: a method, `algorithm.preset`.
+            name: the run's, `run.name`.
+            sections: the sections of a config: `train={"iterations": 4}`, `model={"lora": {"rank": 8}}`.
+
+        Raises InputError if something is wrong.
+        """
+        for key in ("rewards", "prompts"):
+            if key in sections:
+                raise InputError(f"{key}: it is an argument of its own, not a section")
+        run = {"name": name, **sections.get("run", {})}
+        written: dict[str, Any] = {**sections, "run": run, "rewards": [given.use_of(reward) for reward in rewards]}
+        written["model"] = {
+            "path": str(pipeline) if isinstance(pipeline, str | Path) else "",
+            **sections.get("model", {}),
+        }
+        if preset is not None:
+            written["algorithm"] = {"preset": preset, **sections.get("algorithm", {})}
+        folder = Path(run.get("dir", "runs")) / run["name"]
+        inputs, begun = folder.with_name(f"{folder.name}-inputs"), run_folder.is_begun(folder)
+        held_out = prompts if eval_prompts is None else eval_prompts
+        written["prompts"] = {
+            "train": given.keep_prompts(prompts, inputs, "prompts"),
+            "eval": given.keep_prompts(held_out, inputs, "prompts" if eval_prompts is None else "eval_prompts"),
+        }
+        written["model"]["path"] = given.keep_pipeline(pipeline, inputs / given.PIPELINE, begun=begun)
+        written["kind"] = detect_kind(written["model"]["path"])
+        self.settings: RunConfig = config.validate(written)
+        self.metrics: list[dict[str, Any]] = []
+        self._source: Path | None = None
+
+    @classmethod
+    def from_config(cls, path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> Trainer:
+        """Return a trainer of a config file or a built-in config, with overrides; see `flowgrpo.train`."""
+        trainer = cls.__new__(cls)
+        trainer.settings, trainer.metrics = config.load(path, overrides), []
+        trainer._source = configs.place_of(path)
+        return trainer
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.settings.run.folder
+
+    def plan(self, gpu_memory: float | None = None) -> dict[str, Any]:
+        """Print what the run will do and cost, and return it; with `gpu_memory` in GiB whether it fits such a GPU.
+
+        Raises InputError if the config cannot be run.
+        """
+        return plan.show(self.settings, gpu_memory, None, "human")
+
+    def train(self) -> list[dict[str, Any]]:
+        """Train, and return the metrics: a map for each iteration and each evaluation; for errors see `flowgrpo.train`.
+
+        The model leaves memory; `sample` and `evaluate` load the last checkpoint.
+        """
+        self.metrics = train.train_or_load(self.settings, self._source).metrics
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self.metrics
+
+    def evaluate(self, samples: int = 1, *, batch_size: int = 16) -> dict[str, Any]:
+        """Return means of the rewards with standard errors on all evaluation prompts, of the last checkpoint or the model.
+
+        `samples` is their number for each prompt. The samples, scores and a page are in NAME-evaluations beside the run's
+        folder; an evaluation that is done is not repeated.
+        """
+        settings, target = self.settings, self._target()
+        told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in settings.rewards]
+        uses = [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]
+        request = read_request(
+            settings.prompts.eval, by=None, uses=uses, samples=samples, limit=None, batch_size=batch_size
+        )
+        folder = self.folder.with_name(f"{self.folder.name}-evaluations") / target.name
+        results = evaluate(plan_evaluation(request, target, folder))
+        return {**summary(results), "page": str(write_page([results]))}
+
+    def sample(self, prompts: Sequence[str], seed: int = 0) -> Samples:
+        """Return a sample of each prompt, of the last checkpoint or the model; prompt i has seed `seed` + i.
+
+        The model is loaded for the call, so give all prompts at once.
+        """
+        if isinstance(prompts, str):
+            raise InputError(f"sample: {prompts!r} is one text, give a list of prompts")
+        rows = [Row(prompt, seed + i) for i, prompt in enumerate(prompts)]
+        sampler = self._target().sampler(rows)
+        return Samples(sampler.generate(rows), sampler.sampling_rate, sampler.frame_rate)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the trained weights for diffusers or transformers, as `flowgrpo export` does, and return the folder.
+
+        Raises InputError if the run has no checkpoint, or the folder is not empty.
+        """
+        return export(self.folder, Path(folder)).folder
+
+    def _target(self) -> Target:
+        """Return the last checkpoint of the run; the model as it is if there is none."""
+        folder = self.folder
+        if run_folder.is_begun(folder) and checkpoint.latest(folder / "checkpoints") is not None:
+            found = checkpoint.find(folder / "checkpoints", None)
+            checkpoint.check(found)
+            return Target(name=found.name, settings=self.settings, run=folder, found=found)
+        return Target(name="step-000000", settings=self.settings)

@@ -1,0 +1,216 @@
+"""`flowgrpo.Trainer`: a run from Python objects, with the numbers of the command."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+from peft import LoraConfig
+from runs import metrics
+
+import flowgrpo
+from flowgrpo import config
+from flowgrpo.cli import main
+from flowgrpo.errors import InputError
+from rewards import RewardError
+
+SECTIONS = {
+    "model": {"lora": None, "call": {"num_inference_steps": 4}},
+    "train": {"groups": 2, "group_size": 4, "updates": 1, "learning_rate": 1.5e-4, "micro_batch": 8, "iterations": 2},
+    "eval": {"every": 2, "prompts": 2, "save": 1},
+}
+
+
+def redness(images, prompts):
+    """Mean red, less the mean of the other colours."""
+    return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
+
+
+class Judge:
+    """A reward that is an object."""
+
+    def __call__(self, images, prompts):
+        return images[:, 1].mean((1, 2)).tolist()
+
+
+greenness = Judge()
+
+
+TINY = {"call": {"num_inference_steps": 4, "height": 16, "width": 16, "max_sequence_length": 8, "guidance_scale": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny.sd3().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def build(pipeline="shapes", **keywords):
+        given = {
+            "rewards": ["shapes"],
+            "prompts": "shapes:train",
+            "eval_prompts": "shapes:eval",
+            "preset": "flow_grpo_fast",
+        }
+        return flowgrpo.Trainer(pipeline, **{**given, **SECTIONS, **keywords})
+
+    return build
+
+
+def measured(lines):
+    """What was computed, without times and memory."""
+    return [{key: x for key, x in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
+
+
+def test_it_trains_to_the_numbers_of_the_command(trainer, tmp_path):
+    door = trainer(name="door")
+    lines = door.train()
+    written = {**SECTIONS, "rewards": ["shapes"], "algorithm": {"preset": "flow_grpo_fast"}}
+    written["model"] = {"path": "shapes", **SECTIONS["model"]}
+    (tmp_path / "run.yaml").write_text(json.dumps(written))
+    assert main(["train", "run.yaml", "run.name=command"]) == 0
+    for phase in ("train", "eval"):
+        ours = [line for line in lines if line["phase"] == phase]
+        assert measured(ours) == measured(metrics(tmp_path / "runs" / "command", phase)) != []
+    assert door.metrics is lines
+
+
+def test_a_config_file_gives_its_settings_and_is_kept(trainer, tmp_path, tiny_folder):
+    written = {
+        **SECTIONS,
+        "rewards": [f"{__name__}:redness"],
+        "model": {**TINY, "path": str(tiny_folder), "lora": None},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(written))
+    door = flowgrpo.Trainer.from_config("run.yaml", {"train.iterations": 1})
+    assert door.settings == config.load("run.yaml", {"train.iterations": 1})
+    assert [line["step"] for line in door.train()] == [0, 1, 1]
+    assert (door.folder / "inputs" / "run.yaml").is_file()
+
+
+def test_a_function_a_list_of_prompts_and_all_that_follows(trainer, tmp_path, capsys, tiny_folder):
+    prompts = ["a red circle", {"prompt": "a blue square", "colour": "blue"}]
+    given = {"rewards": [redness, {"use": greenness, "weight": -0.5}], "prompts": prompts, "eval_prompts": None}
+    door = trainer(tiny_folder, **given, name="red", model=TINY)
+    planned = door.plan()
+    (source,) = {planned["config"]["prompts"][split] for split in ("train", "eval")}
+    assert Path(source).parent == Path("runs/red-inputs")
+    assert [json.loads(line)["prompt"] for line in Path(source).read_text().splitlines()] == [
+        "a red circle",
+        "a blue square",
+    ]
+    assert "model evaluations" in capsys.readouterr().out
+    before = door.evaluate()
+    assert before["name"] == "step-000000"
+    lines = door.train()
+    assert {"reward/redness/mean", "reward/greenness/mean"} <= lines[-1].keys()
+    after = door.evaluate(samples=2)
+    assert (after["name"], after["prompts"], after["samples"]) == ("step-000002", 2, 2)
+    assert after["rewards"]["redness"]["mean"] != before["rewards"]["redness"]["mean"]
+    assert (tmp_path / after["page"]).is_file()
+
+    shown = door.sample(["a red circle", "a <b> square"], seed=3)
+    assert [tuple(image.shape) for image in shown] == [(3, 16, 16)] * 2
+    page = shown._repr_html_()
+    assert page.count('<img alt="') == page.count('src="data:image/') == 2
+    assert "a &lt;b&gt; square" in page
+    assert [file.name for file in shown.save("pictures")] == ["0000.png", "0001.png"]
+    assert (door.save_pretrained("exported") / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_a_run_goes_on_with_what_it_began_with(trainer, tiny_folder):
+    prompts, once = ["a red circle", "a blue square"], {**SECTIONS["train"], "iterations": 1}
+
+    def of(name, prompts=prompts, eval_prompts=prompts, **keywords):
+        given = {"prompts": prompts, "eval_prompts": eval_prompts, "rewards": [redness], "model": TINY, "name": name}
+        return trainer(tiny_folder, **{**given, **keywords})
+
+    whole = of("whole").train()
+    of("parts", train=once).train()
+    assert measured(of("parts", run={"resume": True}).train())[-1] == measured(whole)[-1]
+    with pytest.raises(
+        InputError, match=r"^run.resume: prompts.train was 'runs/parts-inputs/prompts-\w+.jsonl' in runs/parts and is"
+    ):
+        of("parts", prompts=prompts[:1], run={"resume": True}).train()
+    with pytest.raises(InputError, match="^run.resume: prompts.eval was"):
+        of("parts", eval_prompts=prompts[:1], run={"resume": True}).train()
+
+
+def kept_bias(folder):
+    return SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer").proj_out.bias
+
+
+def test_a_changed_pipeline_is_what_the_run_trains(trainer, tmp_path):
+    pipe = tiny.sd3()
+    pipe.transformer.proj_out.bias.data.fill_(0.25)
+    small = {
+        "call": {"num_inference_steps": 4, "height": 16, "width": 16, "max_sequence_length": 8, "guidance_scale": 1.0}
+    }
+    door = trainer(pipe, rewards=[redness], prompts=["a red circle"], eval_prompts=None, name="own",
+                   model=small)  # fmt: skip
+    assert door.settings.model.path == "runs/own-inputs/pipeline"
+    folder = tmp_path / door.settings.model.path
+    assert kept_bias(folder).eq(0.25).all()
+    assert door.train()[-1]["reward/redness/mean"] is not None
+    pipe.transformer.proj_out.bias.data.fill_(0.5)
+    again = trainer(pipe, rewards=[redness], prompts=["a red circle"], eval_prompts=None, name="own",
+                    model=small, run={"resume": True})  # fmt: skip
+    assert tmp_path / again.settings.model.path == folder
+    assert kept_bias(folder).eq(0.25).all()
+
+
+def test_a_text_model(trainer):
+    door = flowgrpo.Trainer(
+        "digits", rewards=["digits"], prompts=["1 + 1 ="], preset="diffu_grpo", name="text",
+        train={"groups": 1, "group_size": 2, "updates": 1, "iterations": 1},
+    )  # fmt: skip
+    (text,) = door.sample(["1 + 1 ="])
+    assert isinstance(text, str)
+
+
+class Own(StableDiffusion3Pipeline):
+    """A class that diffusers does not know."""
+
+
+def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
+    adapted = tiny.sd3()
+    adapted.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
+    own = Own(**tiny.sd3().components)
+    for arguments, sentence in [
+        ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: <function .* has no name in a module"),
+        ({"rewards": [3]}, "^rewards: 3 is neither a name nor a map nor a function"),
+        ({"prompts": []}, "^prompts: the list is empty"),
+        ({"prompts": ["a", 3]}, r'^prompts: entry 1 is 3, take a text or a map such as {"prompt"'),
+        ({"eval_prompts": [{"prompt": "a", "image": object()}]}, "^eval_prompts: a column cannot be written to a table"),
+        ({"train": {"iteratons": 3}}, "did you mean 'iterations'"),
+        ({"trains": {}}, "trains"),
+        ({"preset": "flow_grpo_fas"}, "flow_grpo_fas"),
+        ({"pipeline": 3}, "^pipeline: int is no pipeline of diffusers"),
+        ({"pipeline": own}, "^pipeline: Own is not diffusers' own"),
+        ({"pipeline": adapted}, "^pipeline: its transformer has adapters; call fuse_lora"),
+        ({"pipeline": "shape"}, "did you mean 'shapes'"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=sentence):
+            trainer(**arguments)
+    with pytest.raises(RewardError, match="there is no reward 'shape'"):
+        trainer(rewards=["shape"]).plan() and trainer(rewards=["shape"]).train()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="^pipeline: several processes would save it"):
+        trainer(tiny.sd3())
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(InputError, match="^sample: 'a red circle' is one text"):
+        trainer().sample("a red circle")
+    assert not (tmp_path / "runs" / "notebook" / "config.yaml").exists()
+
+
+def test_the_door_imports_it_at_use():
+    with pytest.raises(AttributeError, match="module 'flowgrpo' has no attribute 'Trainr'"):
+        flowgrpo.Trainr  # noqa: B018
+    assert sys.modules["flowgrpo.commands.python.trainer"].Trainer is flowgrpo.Trainer
