@@ -43,7 +43,8 @@ from flowgrpo.mdlm.rollouts import solutions, tree_record
 from flowgrpo.mdlm.rollouts.probe_calls import probe_calls
 from flowgrpo.mdlm.rollouts.rollout import Batch, Rolled, rollout
 from flowgrpo.mdlm.rollouts.semantic_entropy import certainty, meaning
-from flowgrpo.mdlm.update import UpdateBatch, scored_tokens, update_batches, update_on
+from flowgrpo.mdlm.update import scored_tokens, update_batches, update_on
+from flowgrpo.mdlm.update_batch import UpdateBatch
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.assembly import build_loop
 from flowgrpo.training.distributed.assignment import Member, assign_minibatches

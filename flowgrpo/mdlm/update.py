@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -14,93 +13,21 @@ from flowgrpo.mdlm.methods.hints import Inpainting, highest_entropy
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers, in_scope
 from flowgrpo.mdlm.methods.likelihoods.distributions import entropies, gated_distances, group_spread
 from flowgrpo.mdlm.methods.likelihoods.estimate import LogProb, Measure, estimate
-from flowgrpo.mdlm.methods.likelihoods.masked_views import Views, token_draws
+from flowgrpo.mdlm.methods.likelihoods.masked_views import token_draws
 from flowgrpo.mdlm.methods.objectives.covariance import ScoredTokens, choose_tokens
 from flowgrpo.mdlm.methods.objectives.objective import Objective, Ratio, TokenRatio
 from flowgrpo.mdlm.methods.objectives.self_distillation import BranchTokens, pull_tokens
 from flowgrpo.mdlm.methods.objectives.token_shapes import Tokens, shape_tokens
 from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy, actions_taken
 from flowgrpo.mdlm.policy import TextPolicy
-from flowgrpo.mdlm.rollouts.rollout import BROKEN, Batch
+from flowgrpo.mdlm.rollouts.rollout import Batch
+from flowgrpo.mdlm.update_batch import UpdateBatch
 from flowgrpo.training.distributed.collectives import Collectives
 from flowgrpo.training.weights.optimizer_step import UpdateStats, optimizer_step
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
 
 Tensor = torch.Tensor
-LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateBatch:
-    """The completions of one optimizer step, and all that their loss needs.
-
-    Attributes:
-        rows: (B,) int64 indices of the completions in the iteration's batch.
-        group: (B,) int64 group of each completion.
-        rank: (B,) reward of each by which the objective ranks good completions; 0 without one.
-        advantage, weight: (B,) advantage and loss weight of each completion, or (B, L) of its tokens.
-        step: (B, L) int64 step of each token, for the aggregation.
-        branch: (B, L) int64 branch of each token if tokens of a branch are trained on once, in its first completion; else
-            None.
-        views: masked copies from which the likelihoods are estimated.
-        old: (n, B, L) log p under the policy that sampled the completions; None if that is still the trained policy.
-        reference: (n, B, L) log p under the reference; None without a KL term.
-        measure: (B, L) number of each token's prediction under that policy, `Shape.measure`; None if no rule uses one.
-        correction: (B, L) importance weight of each token that an engine drew; None if no engine sent log-probabilities.
-    """
-
-    rows: Tensor
-    group: Tensor
-    rank: Tensor
-    answers: Answers
-    advantage: Tensor
-    weight: Tensor
-    step: Tensor
-    branch: Tensor | None
-    views: Views
-    old: Tensor | None
-    reference: Tensor | None
-    measure: Tensor | None = None
-    correction: Tensor | None = None
-
-    def finite(self) -> UpdateBatch:
-        """Drop completions with a log-probability that is not finite: a weight of 0 would still give a NaN gradient.
-
-        Tokens of a branch that its first completion scored are then scored by the first one that is left.
-        """
-        scores = {"old": self.old, "reference": self.reference, "measure": self.measure}
-        known = {name: each for name, each in scores.items() if each is not None}
-        if all(each.isfinite().all() for each in known.values()):
-            return self
-        views, branch, shape = self.views, self.branch, self.answers.scored.shape
-        known = {name: each.view(-1, *shape) for name, each in known.items()}
-        if branch is not None:
-            known = {name: self.views.spread(each, branch, self.answers.scored) for name, each in known.items()}
-            views = replace(views, weight=views.spread(views.weight, branch, self.answers.scored))
-        finite = torch.stack([each.isfinite().all(2).all(0) for each in known.values()]).all(0)
-        index = finite.nonzero()[:, 0]
-        LOGGER.warning(BROKEN, len(self.rows) - len(index), len(self.rows), "not trained on")
-        views, branch = views.of(index), None if branch is None else branch[index]
-        views = views if branch is None else views.once(branch)
-        scored = {"measure": views.scored.any(0)}
-        left = {name: each[:, index] * scored.get(name, views.scored) for name, each in known.items()}
-        if self.measure is not None:
-            left["measure"] = left["measure"][0]
-        return replace(
-            self,
-            rows=self.rows[index.cpu()],
-            group=self.group[index],
-            rank=self.rank[index],
-            answers=self.answers.of(index),
-            advantage=self.advantage[index],
-            weight=self.weight[index],
-            step=self.step[index],
-            branch=branch,
-            views=views,
-            correction=None if self.correction is None else self.correction[index],
-            **left,
-        )
 
 
 def update_batches(
@@ -173,7 +100,9 @@ def update_batches(
     own = config.algorithm.objective.solutions is None
     if own and ((needs_old and not recorded) or config.algorithm.measure is not None):
         with versions.rolling_out(batch.iteration):
-            batches = [_before(policy, weights, each, config, needs_old=needs_old) for each in batches]
+            ended = ~in_scope(rollout.completion, policy.eos_id, "eos")
+            needs = needs_old and not recorded
+            batches = [_before(policy, weights, each, config, ended=ended, needs_old=needs) for each in batches]
     if recorded:
         batches = [replace(each, old=_committed(each, rollout)) for each in batches]
     return batches * (train.passes // mask_draws)
@@ -185,12 +114,20 @@ def log_probs(policy: TextPolicy, update_batch: UpdateBatch, config: TextConfig)
 
 
 def _before(
-    policy: TextPolicy, weights: Weights, update_batch: UpdateBatch, config: TextConfig, *, needs_old: bool
+    policy: TextPolicy,
+    weights: Weights,
+    update_batch: UpdateBatch,
+    config: TextConfig,
+    *,
+    ended: Tensor,
+    needs_old: bool,
 ) -> UpdateBatch:
     """Add what the update needs of the policy that sampled: its log-probabilities, numbers of its predictions."""
     given, name = (policy.predictor, update_batch.answers, update_batch.views), config.algorithm.measure
     if name == "group_spread":
-        spread = group_spread(*given, group=update_batch.group, micro_batch=config.train.update_rows)
+        behind = ended[update_batch.rows.to(ended.device)]
+        rows = config.train.update_rows
+        spread = group_spread(*given, group=update_batch.group, ended=behind, micro_batch=rows)
         return replace(update_batch, old=log_probs(policy, update_batch, config) if needs_old else None, measure=spread)
     measure = {"entropy": entropies, "gated_distances": gated_distances(*given, weights.reference)}.get(name or "")
     found = _estimate(policy, update_batch, config, measure)
@@ -239,7 +176,7 @@ def update_on(
         token_weight = token_weight * update_batch.correction.to(token_weight)
     if update_batch.branch is not None:
         token_weight = views.carried(token_weight, update_batch.branch)
-    token_weight = token_weight * _shape(config, update_batch, collectives)
+    token_weight = token_weight * _shape(config, update_batch, batch, collectives)
     chosen, pull = _choose(config, update_batch, collectives), _pull(config, update_batch, batch, collectives)
     scored = views.scored.any(0)
     total, tokens = collectives.sum(torch.tensor([float(len(update_batch.rows)), float(scored.sum())])).tolist()
@@ -301,7 +238,7 @@ def _branches(config: TextConfig, batch: Batch) -> Tensor | None:
     return branches.edge.gather(1, branches.level(batch.completions.rollout))
 
 
-def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectives) -> Tensor:
+def _shape(config: TextConfig, update_batch: UpdateBatch, batch: Batch, collectives: Collectives) -> Tensor:
     """Return the weights (B, L) of `aggregation.shape`, 1 without one; a collective call with one."""
     shape, answers, views = config.algorithm.aggregation.shape, update_batch.answers, update_batch.views
     scored = views.scored.any(0)
@@ -315,6 +252,7 @@ def _shape(config: TextConfig, update_batch: UpdateBatch, collectives: Collectiv
         step=update_batch.step,
         measure=torch.zeros_like(scored, dtype=torch.float32) if update_batch.measure is None else update_batch.measure,
     )
+    shape = shape.at(config.train.done_at(batch.iteration))
     return shape_tokens(shape, tokens, collectives.gather, collectives.accelerator.process_index)
 
 

@@ -201,15 +201,16 @@ BELOW = {
         "mdlm.decoding.decode mdlm.methods.likelihoods mdlm.decoding.rules mdlm.methods.objectives mdlm.methods.schedules "
         "mdlm.methods mdlm.config mdlm.models mdlm.rollouts"
     ),
+    "flowgrpo.mdlm.update_batch": "mdlm.methods.likelihoods mdlm.rollouts",
     "flowgrpo.mdlm.update": (
         "training.distributed training.weights mdlm.decoding.decode "
         "mdlm.methods.likelihoods mdlm.methods.objectives mdlm.methods.schedules mdlm.methods mdlm.policy "
-        "mdlm.config mdlm.rollouts"
+        "mdlm.config mdlm.rollouts mdlm.update_batch"
     ),
     "flowgrpo.mdlm.trainer": (
         "rewards errors data training.advantages training.prompts training.distributed training.weights training.reports "
         "training.scoring training.state training.fitting training.wing training.loop training.assembly "
-        "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update"
+        "mdlm.decoding.decode mdlm.methods.schedules mdlm.policy mdlm.config mdlm.rollouts mdlm.update mdlm.update_batch"
     ),
     "flowgrpo.mdlm.setup": (
         "rewards training.run training.distributed training.weights training.scoring training.loop "

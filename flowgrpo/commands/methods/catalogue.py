@@ -160,7 +160,11 @@ def _options(choice: type[Strict], above: str = "") -> dict[str, dict[str, Any]]
             known = {} if option.is_required() else {"default": to_jsonable_python(default)}
             options[above + name] = {**known, "meaning": meanings.get(name, "")}
             below = section(option.annotation)
-            options |= {} if below is None else _options(below, f"{above}{name}.")
+            if below is not None:
+                options[above + name]["where"] = place(
+                    below.__module__, definitions(below.__module__)[below.__name__].lineno
+                )
+                options |= _options(below, f"{above}{name}.")
     return options
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from flowgrpo.commands.methods.catalogue import WINGS, Entry, catalogue
+from flowgrpo.commands.methods.catalogue import PAPER, WINGS, Entry, catalogue
 from flowgrpo.commands.runs.explain import to_yaml
 from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
@@ -27,7 +27,10 @@ def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
         asked = name.lower().replace("-", "_")
         known = dict.fromkeys(entry.name for entry in entries)
         exact = [entry for entry in entries if entry.name == asked or name in entry.source]
-        entries = exact or _with_option(entries, name)
+        named = _with_option(entries, lambda _, meaning: _names_paper(meaning, name))
+        known_in = {entry.kind for entry in exact}
+        exact += [entry for entry in named if entry.kind not in known_in]
+        entries = exact or _with_option(entries, lambda key, _: key.rpartition(".")[2] == name)
         if not entries:
             raise InputError(f"there is no preset, word or paper {name!r}, {nearest(asked, known)}")
     if form == "json":
@@ -41,17 +44,16 @@ def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
         _list(entries)
 
 
-def _with_option(entries: Sequence[Entry], name: str) -> list[Entry]:
-    """Return the first word of each axis that has an option of this name, or one whose meaning has it as a word."""
-    word = re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.]\w)", re.IGNORECASE)
-    found = [
-        entry
-        for entry in entries
-        if any(
-            name == key.rpartition(".")[2] or word.search(option["meaning"]) for key, option in entry.options.items()
-        )
-    ]
+def _with_option(entries: Sequence[Entry], fits: Callable[[str, str], bool]) -> list[Entry]:
+    """Return the first word of each axis that has an option whose key and meaning fit."""
+    found = [each for each in entries if any(fits(key, option["meaning"]) for key, option in each.options.items())]
     return list({(entry.kind, entry.axis): entry for entry in reversed(found)}.values())[::-1]
+
+
+def _names_paper(meaning: str, name: str) -> bool:
+    """Return whether the meaning of an option names a paper so: by its arXiv number, or a word with two capitals."""
+    words = (word.strip(".") for word in re.findall(r"[\w.+-]+", meaning))
+    return name.lower() in (word.lower() for word in words if PAPER.fullmatch(word) or sum(map(str.isupper, word)) > 1)
 
 
 def _list(entries: Sequence[Entry]) -> None:
@@ -95,8 +97,8 @@ def describe(entry: Entry) -> list[tuple[str, str]]:
         lines += [("", departure) for departure in entry.departures]
     if entry.options:
         lines += [("", ""), ("options", "")]
-        lines += [
-            ("", f"{name} ({to_yaml(option['default']) if 'default' in option else 'required'}): {option['meaning']}")
-            for name, option in entry.options.items()
-        ]
+        for name, option in entry.options.items():
+            default = to_yaml(option["default"]) if "default" in option else "required"
+            there = f" {option['where']}" if "where" in option else ""
+            lines += [("", f"{name} ({default}): {option['meaning']}{there}")]
     return [(label, text) for label, text in lines if text or label != "source"]

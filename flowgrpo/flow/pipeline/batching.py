@@ -13,7 +13,7 @@ from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop
 from samplers.kernels import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """Abilities of a pipeline, found by running it (see `probe`); the defaults restrict least.
 

@@ -16,9 +16,10 @@ def check(config: Any) -> None:
         raise InputError(
             f"train.split: {algorithm.compares_groups} compares the answers of a group in one optimizer step; take groups"
         )
-    if algorithm.measure == "group_spread" and algorithm.trains_branches_once:
+    if algorithm.measure in ("group_spread", "gated_distances") and algorithm.trains_branches_once:
+        rule = algorithm.aggregation.shape.rule
         raise InputError(
-            "algorithm.aggregation.shape.rule: divergent compares what each answer predicts, and a branch is trained on "
+            f"algorithm.aggregation.shape.rule: {rule} compares the tokens of whole answers, and a branch is trained on "
             "once; take pivotal, or algorithm.tree=chain"
         )
     if engine is None:

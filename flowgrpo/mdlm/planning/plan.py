@@ -209,7 +209,8 @@ def predict_cost(config: TextConfig) -> Cost:
     trained, all_trained = _trained_answers(config)
     views, slopes, views_fixed = _views(config, walk, split)
     own = algorithm.objective.solutions is None
-    moves = train.passes * train.updates > 1 or algorithm.needs_old
+    behind = config.run.staleness > 0  # the first iterations are not
+    moves = train.passes * train.updates > 1 or algorithm.needs_old or behind
     measure = algorithm.measure
     old = own and ((moves and not likelihood.recorded(decoder)) or measure in ("entropy", "gated_distances"))
     once_more = measure in ("group_spread", "gated_distances")
@@ -224,7 +225,7 @@ def predict_cost(config: TextConfig) -> Cost:
     update = learning * slopes + of_answers * mask_draws * (old + reference + once_more)
     if getattr(algorithm.objective, "balance", None) is not None and moves:
         update += learning  # the ratios of each optimizer step
-    update_fixed = views_fixed and all_trained
+    update_fixed = views_fixed and all_trained and not behind
     # With hints every answer may be sampled a second time, and the entropy of given tokens costs one evaluation each.
     if isinstance(algorithm.hints, Inpainting):
         rollout, rollout_fixed = 2 * rollout, False

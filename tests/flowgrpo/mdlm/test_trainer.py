@@ -256,7 +256,10 @@ RULES_OF_ALL_TOKENS = {
         pytest.param({"algorithm__objective": {"name": "regression", "kl": {"beta": 0.1}}}, id="whole groups"),
         pytest.param(RULES_OF_ALL_TOKENS, id="rules of all tokens"),
         pytest.param({"algorithm__aggregation__shape": {"rule": "divergent"}}, id="predictions of a group"),
-        pytest.param({"algorithm__aggregation__shape": {"rule": "departed"}}, id="predictions of the reference"),
+        pytest.param(
+            {"algorithm__aggregation__shape": {"rule": "departed", "temperature": 1e-4}, "train__learning_rate": 0.01},
+            id="predictions of the reference",
+        ),
     ],
 )
 def test_two_processes_train_what_one_does(settings, tmp_path, choices):

@@ -93,6 +93,10 @@ from rewards import RewardError
             "^train.groups: .* whole because of algorithm.aggregation.shape.rule=divergent",
         ),
         (
+            {"algorithm__preset": "d_tree_rpo", "algorithm__aggregation__shape": {"rule": "departed"}},
+            "^algorithm.aggregation.shape.rule: departed compares .* branch is trained on once; take pivotal",
+        ),
+        (
             {"algorithm__preset": "d_tree_rpo", "algorithm__aggregation__shape": {"rule": "divergent"}},
             "^algorithm.aggregation.shape.rule: divergent compares .* branch is trained on once; take pivotal",
         ),

@@ -12,7 +12,7 @@ from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.likelihoods.likelihood import trajectory
 from flowgrpo.mdlm.methods.objectives.self_distillation import SelfDistillation
 from flowgrpo.mdlm.methods.trees import grow
-from flowgrpo.mdlm.update import UpdateBatch
+from flowgrpo.mdlm.update_batch import UpdateBatch
 
 # Four answers of three tokens: two trees, each with a shared token and two of each answer alone.
 BRANCH = torch.tensor([[0, 1, 1], [0, 2, 2], [3, 4, 4], [3, 5, 5]])

@@ -50,17 +50,21 @@ def test_recorded_log_probabilities_stay_those_of_the_decoder(settings, monkeypa
     assert lines[0]["policy/max_abs_log_ratio"] == lines[1]["policy/max_abs_log_ratio"] is not None
 
 
-def test_predictions_depart_from_the_start_of_training_without_a_kl_term(settings, monkeypatch):
+def test_tokens_weigh_by_how_far_they_departed_from_the_start_of_training(settings, monkeypatch):
+    """Without a KL term. In the first iteration nothing has departed."""
     seen, real = [], update.shape_tokens
     monkeypatch.setattr(update, "shape_tokens", lambda shape, tokens, *rest: (
         seen.append(tokens.measure[tokens.scored]), real(shape, tokens, *rest))[1])  # fmt: skip
     few = {"algorithm__preset": "diffu_grpo", "train__learning_rate": 0.01, "train__iterations": 2}
-    few["algorithm__objective__kl__beta"] = 0.0
-    done, _ = watched(settings, monkeypatch, "departed", **few)
+    few |= {"algorithm__objective__kl__beta": 0.0, "algorithm__aggregation__name": "token_mean"}
+    shape = {"algorithm__aggregation__shape": {"rule": "departed", "temperature": 1e-4}}
+    done, weights = watched(settings, monkeypatch, None, **few, **shape)
     first, second = seen
     assert not first.any()
-    assert second.min() > 1e-3
-    assert second.max() < 1
+    assert 1e-3 < second.min() < second.max() < 1
+    before, after = (each[each > 0] for each in weights)
+    assert before.std() < 1e-6
+    assert after.std() > 0.1 * after.mean()
     assert runs.metrics(done.folder)[-1]["policy/skipped_updates"] == 0
 
 

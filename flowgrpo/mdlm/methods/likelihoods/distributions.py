@@ -52,45 +52,54 @@ def gated_distances(
 
 @torch.no_grad()
 def group_spread(
-    predictor: MaskPredictor, answers: Answers, views: Views, *, group: Tensor, micro_batch: int
+    predictor: MaskPredictor, answers: Answers, views: Views, *, group: Tensor, ended: Tensor, micro_batch: int
 ) -> Tensor:
-    """Return for each token (B, L) how much the predictions at its place differ between the answers of its group.
+    """Return for each scored token (B, L) how much the predictions at its place differ between the answers of its group.
 
     TW-GRPO (arXiv 2505.24718 and its code): with log-probabilities l_iv of answer i of G and their mean m_v, it is the mean
-    over i of sum_v exp(m_v - l_iv) - (m_v - l_iv) - 1, with differences clamped at 11 nats. Where an answer's token is not
-    scored, because the answer has ended, its prediction is uniform. Tokens that the model never predicts are left out.
-    `group` (B,) is the group of each answer. The table of a group, G L V float32 numbers, is in the host's memory.
+    over i of sum_v exp(m_v - l_iv) - (m_v - l_iv) - 1, with differences clamped at 11 nats. An answer that `ended` (B, L)
+    before the place has a uniform prediction there. An answer of which no view scores the place is left out, and tokens that
+    the model never predicts. NaN where an answer's own prediction is.
+
+    `group` (B,) is the group of each answer. The host holds the log-probabilities of one group, G L V float32 numbers.
     """
     found = torch.zeros(answers.scored.shape)
     for number in group.unique():
         rows = (group == number).nonzero()[:, 0]
-        table = _log_probs(predictor, answers.of(rows), views.of(rows), micro_batch)
-        found[rows.cpu()] = torch.stack([_spread(each.to(answers.ids.device)).cpu() for each in table.unbind(1)])
+        own = views.of(rows)
+        scored, table = own.scored.any(0).cpu(), _log_probs(predictor, answers.of(rows), own, micro_batch)
+        over = ended[rows].cpu() & ~scored
+        for place in range(scored.shape[1]):
+            if not (here := scored[:, place]).any():
+                continue
+            logs = table[here, place].to(answers.ids.device)
+            broken = logs.isnan().any(1)
+            uniform = torch.zeros_like(logs[:1]).log_softmax(-1).expand(int(over[:, place].sum()), -1)
+            spread = _spread(torch.cat([logs[~broken], uniform]))
+            found[rows.cpu()[here], place] = spread.where(~broken, torch.nan).cpu()
     return found.to(answers.ids.device)
 
 
 def _spread(logs: Tensor) -> Tensor:
     """Return the mean divergence () of G predictions from their mean log-probabilities; logs (G, V)."""
     mean = logs.mean(0)
-    gap = (mean - logs).clamp(-LIMIT, LIMIT).where(mean.isfinite(), 0.0)
+    gap = (mean - logs).clamp(-LIMIT, LIMIT).where(~mean.isneginf(), 0.0)
     return (torch.expm1(gap) - gap).sum(-1).mean()
 
 
 def _log_probs(predictor: MaskPredictor, answers: Answers, views: Views, micro_batch: int) -> Tensor:
-    """Return log-probabilities (G, L, V), of each token a mean over the views that score it, by their weights."""
-    table: Tensor | None = None
+    """Return log-probabilities (G, L, V), of each token a mean over the views that score it, by their weights; else 0."""
     weight = views.weight.cpu()
+    share = weight / weight.sum(0).where((weight > 0).any(0), 1.0)
+    table = torch.zeros(*weight.shape[1:], 0)
     for (call,) in calls(views, micro_batch, separable=True):
         scored, logits, _ = predictions(predictor, answers, views, call)
-        if table is None:
+        if not table.shape[-1]:
             table = torch.zeros(*weight.shape[1:], logits.shape[-1])
         each = zip(call.views.tolist(), call.rows.tolist(), scored.cpu(), strict=True)
         for (view, row, places), part in zip(each, logits.split(scored.sum(1).tolist()), strict=True):
-            table[row, places] += weight[view, row, places, None] * fine(part).log_softmax(-1).cpu().float()
-    if table is None:
-        return torch.zeros(*weight.shape[1:], 1)
-    total = weight.sum(0)[..., None]
-    return (table / total).where(total > 0, -math.log(table.shape[-1]))
+            table[row, places] += share[view, row, places, None] * fine(part).log_softmax(-1).cpu().float()
+    return table
 
 
 def _by_portions(number: Callable[[slice], Tensor], logits: Tensor) -> Tensor:

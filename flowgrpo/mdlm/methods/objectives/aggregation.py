@@ -73,7 +73,7 @@ class Aggregation(Choice):
 
     name: Literal["token_mean", "sequence_mean", "step_mean", "fixed_length", "balanced"]
     shape: Shape | None = None
-    """Weights of single tokens beside it, by their entropy or by other answers; null: none."""
+    """Weights of single tokens beside it, by their predictions or by other answers; null: none."""
 
     @property
     def weights(self) -> Aggregate:

@@ -22,6 +22,7 @@ OPTIONS = {  # each option of `Shape` and the rule that has it
     "sharpness": "confident",
     "quantile": "uncertain",
     "share": "largest",
+    "end": "largest",
     "slope": "pivotal",
     "alpha": "divergent",
     "temperature": "departed",
@@ -51,8 +52,10 @@ def confident(tokens: Tokens, sharpness: float) -> Tensor:
     """Return weights (N,) of the scored tokens: exp(-k h), so that steps of low entropy weigh more.
 
     EMPG (arXiv 2509.09265): h is the mean entropy of the tokens of a step of an answer, mapped linearly to 0..1 over the
-    optimizer step; k = `sharpness`. The paper's steps are those of an agent. Its bonus for a clear next step is left out,
-    because it adds to the advantage, whatever the sign of it.
+    optimizer step; k = `sharpness`. Departures:
+
+     1. Steps are those of the decoder; the paper's are those of an agent.
+     2. No bonus for a clear next step, because it adds to the advantage, whatever the sign of it.
     """
     count = int(tokens.step.max()) + 1
     place = (torch.arange(len(tokens.step))[:, None] * count + tokens.step)[tokens.scored]
@@ -65,9 +68,11 @@ def uncertain(tokens: Tokens, quantile: float) -> Tensor:
     """Return weights (N,) of the scored tokens, from 0 for the least entropy to 1 from its `quantile` on, linear in ln H.
 
     HAPO (arXiv 2509.16591 and its code): the advantage is multiplied by 1 + h, where h = (ln H - its quantile) / scale lies
-    within -1..0 below the quantile. This is the code's rule for ratios within half of the clip range. Beyond that it
-    strengthens tokens above the quantile and moves the clip range; both are left out. How the code sets the scale was not at
-    hand: ours makes the least h -1 (reconstructed).
+    within -1..0 below the quantile. Departures:
+
+     1. This is the code's rule for ratios within half of the clip range. Beyond that it strengthens tokens above the
+        quantile and moves the clip range.
+     2. The scale makes the least h -1 (reconstructed); how the code sets it was not at hand.
     """
     logs = tokens.measure[tokens.scored].double().clamp(min=LEAST).log()
     middle = torch.quantile(logs, quantile)
@@ -79,9 +84,11 @@ def conflict(tokens: Tokens) -> Tensor:
     """Return weights (N,) of the scored tokens; tokens that good and bad answers of a group share weigh 2 and 0, others 1.
 
     GTPO (arXiv 2508.03772 and its code): a good answer (A > 0) has the same token at the same place as a bad one (A < 0).
-    In the good one it weighs 2, in the bad one 0. The code looks at unbroken runs from the start or the end of answers,
-    which move against each other; here places are those of the canvas. Its penalties on the entropy of answers are left
-    out. No entropy is used.
+    In the good one it weighs 2, in the bad one 0. No entropy is used. Departures:
+
+     1. Places are those of the canvas. The code looks at unbroken runs from the start or the end of answers, which move
+        against each other.
+     2. No penalties on the entropy of answers.
     """
     places = torch.arange(tokens.ids.shape[1]).expand(tokens.ids.shape)
     groups = tokens.group[:, None].expand(tokens.ids.shape)
@@ -96,8 +103,8 @@ def conflict(tokens: Tokens) -> Tensor:
 def largest(tokens: Tokens, share: float) -> Tensor:
     """Return weights (N,) of the scored tokens: 1 for the `share` of largest |A| H, 0 for the others.
 
-    The token rule of D3S (arXiv 2509.22115). Tokens with the product of the last one kept are kept, too. The paper's share
-    rises over training, and its other rule chooses answers; see `train.select`.
+    The token rule of D3S (arXiv 2509.22115); its other rule, `train.select`, chooses answers. Tokens with the product of the
+    last one kept are kept, too.
     """
     product = tokens.each_advantage[tokens.scored].double().abs() * tokens.measure[tokens.scored].double()
     kept = max(1, round(share * len(product)))
@@ -107,8 +114,10 @@ def largest(tokens: Tokens, share: float) -> Tensor:
 def pivotal(tokens: Tokens, slope: float) -> Tensor:
     """Return weights (N,) of the scored tokens: sigmoid(slope z), z = (H - mean) / std over the tokens of a group.
 
-    The entropy gate of ERPO (arXiv 2603.28204), reconstructed from another implementation's account of its equation 8. The
-    paper adds a signal of progress to the advantage as well, normalised in buckets; that is left out.
+    The entropy gate of ERPO (arXiv 2603.28204). Departures:
+
+     1. Reconstructed from another implementation's account of equation 8 of the paper.
+     2. No signal of progress, normalised in buckets, is added to the advantage.
     """
     entropy = tokens.measure[tokens.scored].double()
     of_group, place = _groups(tokens)
@@ -121,7 +130,10 @@ def divergent(tokens: Tokens, alpha: float) -> Tensor:
     """Return weights (N,) of the scored tokens: 1 + (alpha - 1) D, D the spread of predictions over a group, from 0 to 1.
 
     TW-GRPO (arXiv 2505.24718 and its code): D is `group_spread` of the token's place, mapped linearly to 0..1 over the
-    scored places of its group. The released code lets gradients through the weights, and its weights have a mean above 1.
+    scored places of its group. Departures:
+
+     1. No gradient goes through the weights.
+     2. Their mean is 1; the code's is between 1 and alpha.
     """
     spread = tokens.measure[tokens.scored].double()
     of_group, place = _groups(tokens)
@@ -134,8 +146,9 @@ def departed(tokens: Tokens, temperature: float) -> Tensor:
     """Return weights (N,) of the scored tokens: T softmax(s / temperature) over the T scored tokens of each answer.
 
     DGPO of tokens (arXiv 2605.03327): s is `gated_distances`, large where a prediction has left the reference and is
-    uncertain. Reconstructed from other implementations' accounts, which differ in how the entropy is normalised: here by
-    ln V. The paper has no KL term beside it.
+    uncertain. The paper has no KL term beside it. Departures:
+
+     1. Reconstructed from other implementations' accounts, which differ in how the entropy is normalised: here by ln V.
     """
     score = (tokens.measure.double() / temperature).where(tokens.scored, -torch.inf)
     return (score.softmax(1) * tokens.scored.sum(1, keepdim=True))[tokens.scored]
@@ -168,6 +181,8 @@ class Shape(Strict):
     """With uncertain, the quantile of the logarithm of entropies from which tokens weigh alike."""
     share: float = Field(0.2, gt=0, le=1)
     """With largest, the share of tokens that weigh."""
+    end: float | None = Field(None, gt=0, le=1)
+    """With largest, the share at the end of training, to which it moves linearly; null: it stays."""
     slope: Positive = 5.0
     """With pivotal, the slope of the sigmoid in standard deviations of the entropy."""
     alpha: float = Field(1.7, ge=1)
@@ -187,6 +202,12 @@ class Shape(Strict):
         """Return the number of a token's prediction that the rule uses; None if it uses none."""
         named: dict[str, Any] = {"conflict": None, "divergent": "group_spread", "departed": "gated_distances"}
         return named.get(self.rule, "entropy")
+
+    def at(self, done: float) -> Shape:
+        """Return the shape with its `share` when the part `done` (0 to 1) of the iterations is done."""
+        return (
+            self if self.end is None else self.model_copy(update={"share": self.share + done * (self.end - self.share)})
+        )
 
     def weights(self, tokens: Tokens) -> Tensor:
         """Return the weights (B, L) of all tokens of an optimizer step: of mean 1 over the scored ones, 1 elsewhere."""

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,6 +10,7 @@ from flowgrpo import config
 from flowgrpo.commands.methods.catalogue import FLOW, TEXTS, catalogue
 from flowgrpo.commands.methods.page import tables
 from flowgrpo.flow.planning.plan import plan
+from flowgrpo.mdlm.methods.objectives.token_shapes import OPTIONS, Shape
 from flowgrpo.mdlm.planning.plan import predict_cost
 from flowgrpo.schema.explain import explain
 
@@ -96,6 +98,7 @@ def test_the_page_of_papers_names_every_preset_and_every_word_with_a_paper():
 def test_every_name_on_the_page_of_papers_exists():
     entries = catalogue()
     known = {entry.name for entry in entries} | {option for entry in entries for option in entry.options}
+    known |= set(get_args(Shape.model_fields["rule"].annotation))
     texts = config.validate({"kind": "mdlm", "model": {"path": "digits"}})
     for _, _, here in PAPERS:
         for name in re.findall(r"`([^`]+)`", here):
@@ -104,6 +107,16 @@ def test_every_name_on_the_page_of_papers_exists():
                 explain(texts if of_texts else SHAPES, name)  # raises if unknown
             else:
                 assert name in known, f"docs/papers.md: there is no {name}"
+
+
+def test_the_table_of_token_weights_has_every_rule_with_its_defaults():
+    page = (DOCS / "mdlm.md").read_text()
+    row = re.compile(r"^\| `(\w+)` \| (.*) \| .*arXiv \d{4}\.\d{5}.*\|$", re.MULTILINE)
+    rows = dict(row.findall(page.partition("## Weights of tokens")[2]))
+    assert set(get_args(Shape.model_fields["rule"].annotation)) <= set(rows)
+    for option, rule in OPTIONS.items():
+        default = Shape.model_fields[option].default
+        assert f"`{option}` ({'null' if default is None else f'{default:g}'})" in rows[rule], option
 
 
 def test_a_paper_is_carried_or_it_is_said_why_not():

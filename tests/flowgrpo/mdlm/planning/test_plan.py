@@ -59,6 +59,8 @@ FIXED = [
     ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 3),
     ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4),
     ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4),
+    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4 * 2),
+    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4 * 3),
     ("diffu_grpo", {"algorithm__decoder__cfg_scale": 1.0, "algorithm__decoder__steps": 2}, 4, 3),
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
@@ -144,6 +146,13 @@ def test_a_run_whose_cost_depends_on_its_answers_counts_at_most_what_was_predict
         assert not cost.rollout_fixed or line["cost/rollout_evaluations"] == cost.rollout
 
 
+def test_a_run_behind_its_policy_counts_at_most_what_was_predicted(settings):
+    """Only its first iteration has answers of the trained policy, and needs no other's log-probabilities."""
+    cost, lines = counted(settings(algorithm__preset="diffu_grpo", run__staleness=1, train__updates=1, **SMALL))
+    assert not cost.update_fixed
+    assert lines[0]["cost/update_evaluations"] < lines[1]["cost/update_evaluations"] == cost.update
+
+
 def test_a_selection_of_answers_is_counted(settings):
     cost, lines = counted(settings(train__select={"fraction": 0.5}, **SMALL))
     assert cost.update == 3 * 4 * 2
@@ -157,6 +166,14 @@ def test_the_evaluation_is_counted(settings):
     assert planned["evaluation_branches"] == 2
     held_out = [line for line in run.train_config(chosen).metrics if line["phase"] == "eval"]
     assert {line["cost/model_evaluations"] for line in held_out} == {16}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
+def test_memory_counts_the_reference_of_a_rule_for_tokens(settings, lora):
+    chosen = {"model__lora": lora, "algorithm__objective__kl__beta": 0.0}
+    plain, departed = (memory_estimate.policy_copies(settings(**chosen, algorithm__aggregation__shape=shape))
+                       for shape in (None, {"rule": "departed"}))  # fmt: skip
+    assert (plain, departed) == (0, int(lora is None))
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])

@@ -62,33 +62,63 @@ def test_a_prediction_that_left_the_reference_counts_by_its_entropy(plan):
     assert not same.measured.any()
 
 
-@pytest.mark.parametrize("plan", ["one_step", "coupled", "exact_k", "trajectory"])
+@pytest.mark.parametrize("plan", ["one_step", "coupled", "exact_k", "bernoulli", "trajectory"])
 @pytest.mark.parametrize(("micro_batch", "gain"), [(2, 2.0), (100, 2.0), (100, 9.0)])
 def test_the_spread_over_a_group_is_that_of_its_mean_log_probabilities(plan, micro_batch, gain):
-    """Answers 0 and 2 are of one group. Unscored tokens have a uniform prediction. A gain of 9 meets the clamp."""
-    toy, given = Toy(1, gain=gain), answers(rows=3)
+    """Answers 0, 2 and 3 are of one group. A gain of 9 meets the clamp.
+
+    The last place of answer 2 is behind its end; other places without a score are left out.
+    """
+    toy, given = Toy(1, gain=gain), answers(rows=4)
     given.scored[2, -1] = False
     views = PLANS[plan](given)
-    found = group_spread(toy, given, views, group=GROUP, micro_batch=micro_batch)
+    ended = torch.zeros_like(given.scored)
+    ended[2, -1] = True
+    found = group_spread(toy, given, views, group=torch.tensor([4, 2, 4, 4]), ended=ended, micro_batch=micro_batch)
     assert not found[1].any()  # an answer alone does not differ from itself
-    assert torch.equal(found[0], found[2])
     weights = views.weight.sum(0)
     tables = sum(weight[..., None] * predicted(toy, given, hidden).clamp(min=1e-300).log()
                  for hidden, weight in zip(views.hidden, views.weight, strict=True))  # fmt: skip
+    left_out = 0
     for place in range(given.scored.shape[1]):
-        logs = [(tables[row, place] / weights[row, place]).tolist() if weights[row, place] > 0
-                else [-math.log(VOCABULARY)] * VOCABULARY for row in (0, 2)]  # fmt: skip
+        scored = [row for row in (0, 2, 3) if weights[row, place] > 0]
+        left_out += 3 - len(scored)
+        logs = [(tables[row, place] / weights[row, place]).tolist() for row in scored]
+        if place == given.scored.shape[1] - 1:
+            logs.append([-math.log(VOCABULARY)] * VOCABULARY)
         expected = 0.0
         for token in range(VOCABULARY):
-            mean = (logs[0][token] + logs[1][token]) / 2
+            mean = sum(row[token] for row in logs) / max(1, len(logs))
             for row in logs:
                 gap = max(-11.0, min(11.0, mean - row[token]))
-                expected += 0.0 if token == MASK else (math.exp(gap) - gap - 1) / 2
-        assert found[0, place].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+                expected += 0.0 if token == MASK else (math.exp(gap) - gap - 1) / len(logs)
+        for row in (0, 2, 3):
+            there = pytest.approx(expected, rel=1e-4, abs=1e-6) if row in scored else 0
+            assert found[row, place].item() == there
     assert found[0].max() > 0.1
+    assert left_out > 1 or plan not in ("exact_k", "bernoulli")
+
+
+def test_a_broken_prediction_spoils_its_own_answer_alone():
+    toy, given, others = Toy(1, gain=2.0), answers(rows=3), torch.tensor([0, 2])
+    views, real, none = PLANS["one_step"](given), toy.logits_at, torch.zeros_like(given.scored)
+    one = {"group": torch.full((3,), 4), "ended": none, "micro_batch": 1}
+    two = {**one, "group": one["group"][others], "ended": none[others]}
+    whole = group_spread(toy, given.of(others), views.of(others), **two)
+    calls = []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        return real(*arguments) * (torch.nan if len(calls) == 2 else 1.0)
+
+    toy.logits_at = broken
+    found = group_spread(toy, given, views, **one)
+    assert found[1][views.scored[0, 1]].isnan().all()
+    torch.testing.assert_close(found[others], whole)
 
 
 def test_a_group_without_scored_tokens_has_no_spread():
     toy, given = Toy(1), answers(rows=3)
     given.scored[:] = False
-    assert not group_spread(toy, given, PLANS["one_step"](given), group=GROUP, micro_batch=2).any()
+    views = PLANS["one_step"](given)
+    assert not group_spread(toy, given, views, group=GROUP, ended=~given.scored, micro_batch=2).any()

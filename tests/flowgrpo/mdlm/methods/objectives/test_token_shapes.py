@@ -105,6 +105,13 @@ def test_the_largest_products_by_hand():
     torch.testing.assert_close(weights, expected)
 
 
+def test_the_share_of_the_largest_moves_over_training():
+    shape = Shape(rule="largest", share=0.1, end=0.5)
+    assert [shape.at(done).share for done in (0, 0.25, 1)] == pytest.approx([0.1, 0.2, 0.5])
+    assert Shape(rule="largest", share=0.1).at(0.5).share == 0.1
+    assert [int((shape.at(done).weights(TOKENS) > 0)[TOKENS.scored].sum()) for done in (0, 1)] == [1, 6]
+
+
 def test_advantages_of_single_tokens_decide_what_conflicts():
     each = TOKENS.advantage[:, None].repeat(1, 4)
     each[1, 0] = 0.5  # then no bad answer begins with token 7
