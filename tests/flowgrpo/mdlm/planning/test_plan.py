@@ -59,8 +59,8 @@ FIXED = [
     ("diffu_grpo", {"train__updates": 1, "algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 3),
     ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4),
     ("diffu_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4),
-    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4 * 2),
-    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4 * 3),
+    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "divergent"}}, 4, 4 * 3),
+    ("cj_grpo", {"algorithm__aggregation__shape": {"rule": "departed"}}, 4, 4 * 4),
     ("diffu_grpo", {"algorithm__decoder__cfg_scale": 1.0, "algorithm__decoder__steps": 2}, 4, 3),
     ("gdpo", {}, 4, 2 * 3),
     ("gdpo", {"train__micro_batch": 2}, 4, 3 * 3),  # three views, in two passes
