@@ -314,7 +314,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         sigma, sigma_next = levels[index], levels[index + 1]
         velocity = -model_output if self.config.invert_sigmas else model_output
         if self._onward is not None:
-            following = self._onward(velocity)
+            following = _promoted(self._onward(velocity), model_output)
             self._step_index += 1
             return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
         kernel = ODE if self.config.last_step_ode and sigma_next == 0 else self.kernel
@@ -324,11 +324,7 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
         if kernel.stochastic:
             noise = randn_tensor(mean.shape, generator=generator or self.generator, device=mean.device)
             following = mean.detach() + std * noise
-        if self._landing:
-            following = self._landing.pop(0)
-            following = following.to(torch.promote_types(following.dtype, model_output.dtype))
-        else:
-            following = following.to(model_output.dtype)
+        following = _promoted(self._landing.pop(0), model_output) if self._landing else following.to(model_output.dtype)
         if self.recording:
             # A step without noise has no density, so its log_prob is 0.
             scored = (
@@ -339,3 +335,8 @@ class FlowSDEScheduler(FlowMatchEulerDiscreteScheduler):
             self.history.append(StepRecord(sigma, sigma_next, kept, velocity, following, mean, std, scored))
         self._step_index += 1
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
+
+
+def _promoted(following: torch.Tensor, model_output: torch.Tensor) -> torch.Tensor:
+    """Return a given state in the dtype of a step's result, or in its own if that is finer."""
+    return following.to(torch.promote_types(following.dtype, model_output.dtype))

@@ -186,7 +186,12 @@ def _travels(walk: DenoisingLoop, rows: Sequence[Row]) -> bool:
             met.append((landed, velocity))
             return landed
 
-        walk.travel(state, range(2), rows, onward)
+        try:
+            walk.travel(state, range(2), rows, onward)
+        except Exception as error:  # single steps ran, so the open call is at fault
+            if is_out_of_memory(error) or is_lost(error):
+                raise
+            return False
         (reached, _), (_, open_velocity) = met
         alone = walk.velocity(reached, second, rows)
     return all(torch.equal(a, b) for a, b in zip(alone, open_velocity, strict=True))
