@@ -101,6 +101,7 @@ def test_tiling_changes_pictures_and_nothing_else():
         ("model.attention=_sage_qk_int8_pv_fp16_cuda", "model.attention: '_sage_qk_int8_pv_fp16_cuda' quantises"),
         ("model.attention=_native_mth", "model.attention: '_native_mth' is not allowed, did you mean '_native_math'?"),
         ("model.guidance=non", "model.guidance: 'non' is not allowed, did you mean 'none'?"),
+        ("model.compile=autp", "model.compile: 'autp' is not allowed, did you mean 'auto'?"),
         ("model.vae=free", "model.vae: 'free' is not allowed, choose one of keep, offload"),
         (
             "model.gradient_checkpoint=true",
