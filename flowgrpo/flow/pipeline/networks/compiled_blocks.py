@@ -34,9 +34,9 @@ class CompiledBlocks:
             else:
                 compile_regions_fsdp2(network, backend=backend)  # in place, unlike accelerate's compile_regions
             if network._compiled_call_impl is None:
-                network.forward = self._as_in_updates(network, network.forward)
+                network.forward = self._as_in_updates(network.forward)
             else:  # a network without repeated blocks is compiled as a whole
-                network._compiled_call_impl = self._as_in_updates(network, network._compiled_call_impl)
+                network._compiled_call_impl = self._as_in_updates(network._compiled_call_impl)
             for part in network.modules():
                 if part._compiled_call_impl is not None:
                     self._compiled[part] = part._compiled_call_impl
@@ -47,18 +47,13 @@ class CompiledBlocks:
         for part, call in self._compiled.items():
             part._compiled_call_impl = call if on else None
 
-    def _as_in_updates(self, network: ModelMixin, call: Function) -> Function:
+    def _as_in_updates(self, call: Function) -> Function:
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() or not self.on:
                 return call(*args, **kwargs)
-            checkpoints = getattr(network, "gradient_checkpointing", False)  # which would keep the inputs of all blocks
-            try:
-                network.gradient_checkpointing = False
-                with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _drop):
-                    return tree_map_only(torch.Tensor, torch.Tensor.detach, call(*args, **kwargs))
-            finally:
-                network.gradient_checkpointing = checkpoints
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _drop):
+                return tree_map_only(torch.Tensor, torch.Tensor.detach, call(*args, **kwargs))
 
         return run
 
