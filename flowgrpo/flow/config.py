@@ -86,8 +86,8 @@ class Model(ModelSection):
     """Decode in tiles: less memory, slightly different pictures, the same latents."""
     attention: AttentionBackend | None = None
     """Attention backend of diffusers; null: PyTorch's own choice, except cuDNN's."""
-    compile: bool = False
-    """Compile the model's repeated blocks with torch.compile."""
+    compile: Literal[False, True, "auto"] = False
+    """Compile the model's repeated blocks with torch.compile; auto: if a run saves more time by it than it takes."""
 
     @field_validator("attention", mode="before")
     @classmethod

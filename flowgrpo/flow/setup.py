@@ -26,7 +26,8 @@ from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, h
 from flowgrpo.flow.pipeline.loading.load import check_weights, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
-from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, compile_blocks, decoders, offload, tile
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
+from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients, decoders, offload, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import call_and_branches, check_columns
@@ -321,7 +322,7 @@ def check_installed(model: Model, device: torch.device, *, learns: bool = True) 
     """
     if model.attention is not None:
         try_attention(model.attention, model.dtype, device, learns=learns)
-    if model.compile:
+    if model.compile is True:
         check_compiler("model.compile", device, "remove model.compile")
 
 
@@ -333,6 +334,9 @@ def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) ->
     modules = policy.modules.values()
     if model.gradient_checkpointing:
         checkpoint_gradients(modules)
+    if model.compile:  # before `offload_activations`, which must not see the tensors that compiled blocks drop
+        policy.compiled = CompiledBlocks(modules)
+        policy.compiled.switch(model.compile is True)  # auto decides once the calls of the run are known
     if model.offload_activations:
         for module in modules:
             offload_activations(module)
@@ -343,5 +347,3 @@ def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) ->
     if model.vae == "offload":
         for module in decoders(policy.pipe).values():
             offload(module, device)
-    if model.compile:
-        compile_blocks(modules)

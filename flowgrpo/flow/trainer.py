@@ -38,18 +38,11 @@ from flowgrpo.flow.methods import likelihood_rules
 from flowgrpo.flow.offline.stored_groups import Source
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.policy import Policy
+from flowgrpo.flow.planning import compile_decision
 from flowgrpo.flow.planning.graph_budget import RolloutGraphs
-from flowgrpo.flow.rollouts import cheap_finishes, early_stop, noise_calibration
+from flowgrpo.flow.rollouts import cheap_finishes, draft_rollout, early_stop, noise_calibration
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.flow.rollouts.cheap_finishes import Finishing
-from flowgrpo.flow.rollouts.draft_rollout import (
-    Chosen,
-    Drafting,
-    agreement,
-    pair_draft_with_final,
-    run_draft,
-    take_first_starts,
-)
 from flowgrpo.flow.rollouts.hinted_rollout import Hints, separate
 from flowgrpo.flow.rollouts.probe_calls import probe_calls
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, encode_run, eval_call, longest_and_shortest
@@ -114,7 +107,7 @@ class FlowWing(Wing):
         self.kept_graphs = RolloutGraphs(run)
         self.shaping = Shaping(self.config) if self.config.algorithm.tree.adapts else None
         self.copies = low_precision_copies.Copies(self.config, self.policy.modules.values())
-        self.drafting = Drafting(self.config, self.policy, self.copies)
+        self.drafting = draft_rollout.Drafting(self.config, self.policy, self.copies)
         self.finishing = Finishing(self.config, self.policy, self.copies, run.credited)
         self.hints = None if self.config.algorithm.hints.name == "none" else Hints(run)
         self.rollout_memory = self.hints
@@ -151,6 +144,10 @@ class FlowWing(Wing):
     def probe_calls(self) -> ProbeCalls:
         run, call, draft = self.run, self.eval_call, self.drafting.call
         return probe_calls(self.policy, self.weights, run.train_prompts, held_out=run.held_out, call=call, draft=draft)
+
+    @override
+    def settle(self) -> None:
+        compile_decision.decide(self.run, self.probe_calls)
 
     @override
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
@@ -244,7 +241,8 @@ class FlowWing(Wing):
         """Let the engine sample this process's chains, and score the samples here."""
         run, config, (_, _, plan) = self.run, self.config, self._plan(iteration)
         size, means = config.train.rollout_rows, config.algorithm.objective.needs_old_means
-        roots = self._roots(iteration, groups, take_first_starts(groups.roots).starts)  # the config refuses drafts
+        starts = draft_rollout.take_first_starts(groups.roots).starts  # the config refuses drafts
+        roots = self._roots(iteration, groups, starts)
         tree, samples, drawn = engine.roll_out(run, plan, roots, micro_batch=size, keep_means=means)
         scores = score_leaves(
             tree,
@@ -275,8 +273,9 @@ class FlowWing(Wing):
         if self.shaping is not None:
             self.shaping.learn(units, run.combination.weights, self.policy.sigmas, run.done)
         if batch.draft_rewards is not None:
-            pairs = pair_draft_with_final(batch.tree, run.combination.total(batch.scores.values), batch.draft_rewards)
-            line |= agreement([pair for each in gather([pairs]) for pair in each])
+            totals = run.combination.total(batch.scores.values)
+            pairs = draft_rollout.pair_draft_with_final(batch.tree, totals, batch.draft_rewards)
+            line |= draft_rollout.agreement([pair for each in gather([pairs]) for pair in each])
         if batch.finished is not None and batch.finished.pairs is not None:
             line |= cheap_finishes.agreement([pair for each in gather([batch.finished.pairs]) for pair in each])
         if units.survival is not None:
@@ -352,13 +351,13 @@ class FlowWing(Wing):
             roots.append(Root(group, index, row, of_roots[group][index]))
         return roots
 
-    def _starts(self, iteration: int, groups: Groups) -> Chosen:
+    def _starts(self, iteration: int, groups: Groups) -> draft_rollout.Chosen:
         """Return the starts of each group's roots: the first ones, or those that a draft chose."""
         run, train, pool = self.run, self.config.train, self._pool(iteration, groups)
         if train.draft is None:
-            return take_first_starts(groups.roots)
+            return draft_rollout.take_first_starts(groups.roots)
         with self.drafting.computing():
-            return run_draft(
+            return draft_rollout.run_draft(
                 self.policy,
                 pool,
                 [self._row_at(iteration, groups, *member) for member in pool.own],

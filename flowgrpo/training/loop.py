@@ -64,6 +64,7 @@ class Loop:
             self.checkpoints.announce()
             self._warn_of_slow_average()
             self.batch_sizes.prepare()
+            self.wing.settle()
             if self.worker is not None:
                 with stop_reasons.stop_requests():  # the processes that train decide when to stop
                     return self.worker()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from flowgrpo.data.prompts import Prompt
+from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.distributed.assignment import Assignment, Member, assign_roots
@@ -134,6 +136,27 @@ class RunState:
         own = zip(members, self.credited.total(values).tolist(), strict=True)
         rewards = sorted(self.collectives.gather_shards(list(own)), key=lambda each: each[0])
         return add_second_stage(self.config, groups, [(group, total) for (group, _), total in rewards])
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Gather a value from every process of the run, of any role; a collective call."""
+        self.weights.lockstep.join()
+        return gather_object([value])
+
+    def on_main(self, read: Callable[[], Any]) -> Any:
+        """Return, on every process, what `read` returns on the main process: their disks may differ. A collective call.
+
+        Raises the InputError of `read`.
+        """
+        result: Any = None
+        if self.accelerator.is_main_process:
+            try:
+                result = read()
+            except InputError as error:
+                result = error
+        answer = self.everyone(result)[0]
+        if isinstance(answer, InputError):
+            raise answer
+        return answer
 
     def assignment(self, iteration: int, groups: Groups) -> Assignment:
         """Return the roots of an iteration, or of its second stage, that each process samples from."""

@@ -124,6 +124,10 @@ class Wing(ABC):
         """Return a context that `Loop.run` enters for the whole run; by default an empty one."""
         return nullcontext()
 
+    def settle(self) -> None:
+        """Decide what depends on the batch sizes, on all processes of any role; by default do nothing."""
+        return
+
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:
         """Prepare the run, before its first evaluation or before a resumed run continues; by default do nothing.
 

@@ -17,7 +17,7 @@ from flow_sizes import Size
 from safetensors.torch import load_file
 
 from flowgrpo.data.prompts import Row
-from flowgrpo.flow.pipeline.networks.switches import compile_blocks
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.memory_phases import with_setting
@@ -50,7 +50,7 @@ def log_ratio(name: str, dtype: str, *, compiled: bool = False, shrunk: bool = F
     found, batches = {}, {"same_calls": rows, "other_calls": 2 * rows}
     if compiled:
         eager = _velocity(policy, rows)
-        compile_blocks(policy.modules.values())
+        CompiledBlocks(policy.modules.values())
         found["velocity"] = float((_velocity(policy, rows) - eager).abs().max() / eager.abs().max())
         del batches["other_calls"]  # other rows would be compiled anew
     for key, rollout_batch in batches.items():

@@ -14,7 +14,7 @@ from flow_sizes import Size
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
-from flowgrpo.flow.pipeline.networks.switches import compile_blocks
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import budget_of
 from flowgrpo.flow.planning.plan import plan
@@ -69,7 +69,7 @@ def measured(
         if attention is not None:
             set_attention(networks, attention)
         if compiled:
-            compile_blocks(networks)
+            CompiledBlocks(networks)
         return iteration.measure(loop, networks[0], decode, keeps_graphs=graphs)
     finally:
         if attention is not None:

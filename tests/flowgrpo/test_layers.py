@@ -33,7 +33,7 @@ BELOW = {
         "samplers rewards schema data training.prompts training.run training.distributed training.reports"
     ),
     "flowgrpo.training.state": (
-        "rewards schema data training.advantages training.prompts training.distributed training.weights "
+        "rewards errors schema data training.advantages training.prompts training.distributed training.weights "
         "training.reports"
     ),
     "flowgrpo.training.fitting": (

@@ -20,9 +20,7 @@ def check(script, monkeypatch):
     from gpu_parts import correctness, flow
 
     for module in (correctness, flow):
-        monkeypatch.setattr(
-            module, "compile_blocks", lambda modules: None
-        )  # it takes a minute, and has tests of its own
+        monkeypatch.setattr(module, "CompiledBlocks", lambda networks: None)  # it takes a minute, and has its own tests
     return found
 
 

@@ -289,7 +289,7 @@ def _drift_and_gradients(
     """Check that a replay reproduces log-probabilities, and that its gradients are finite and nonzero."""
     tree = roll_out(policy, rows, _noisy_kernels(policy, settings), len(rows))
     largest = replay(policy, tree)
-    bound = 0.0 if settings.model.dtype == "float32" and not settings.model.compile else HALF_PRECISION_DRIFT
+    bound = 0.0 if settings.model.dtype == "float32" else HALF_PRECISION_DRIFT
     norms = [float(p.grad.norm()) for p in weights.parameters if p.grad is not None]
     for p in weights.parameters:
         p.grad = None

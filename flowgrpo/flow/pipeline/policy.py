@@ -19,6 +19,7 @@ from flowgrpo.flow.pipeline import adapter_steps
 from flowgrpo.flow.pipeline.batching import Capabilities, cut, join
 from flowgrpo.flow.pipeline.call_arguments import unguided
 from flowgrpo.flow.pipeline.denoising_loop import DenoisingLoop, check_equal_shapes
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.pipeline.slice_probe import mixes_levels, probe, probe_batching, refusals, tolerance_of
 from flowgrpo.training.run.phases import phase
 from rewards.audio import Films, join_samples
@@ -102,12 +103,14 @@ class DiffusersPolicy:
         walk: the `DenoisingLoop`, which also describes the constructor's arguments.
         capabilities: which rows may share a call, and how final states are decoded. Probed by `check`, or before
             rows first share a call: once for rows of one prompt, once for rows of several. Later probes only tighten it.
+        compiled: the compiled blocks of its networks; None where `model.compile` is false.
     """
 
     def __init__(self, pipe: DiffusionPipeline, call: dict[str, Any] | None = None, **options: Any):
         leave_out_cudnn_attention()
         self.walk = walk = DenoisingLoop(pipe, call, **options)
         self.pipe, self.modules, self.embeddings = walk.pipe, walk.modules, walk.embeddings
+        self.compiled: CompiledBlocks | None = None
         self.scheduler, self.stock_scheduler = walk.scheduler, walk.stock_scheduler
         self.autocast, self.takes = walk.autocast, walk.takes
         self.capabilities = Capabilities()

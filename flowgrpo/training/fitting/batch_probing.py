@@ -177,7 +177,7 @@ class Prober:
         self.memory.begin()
         seconds = None
         try:
-            seconds = sum(each.calls * self._measure_seconds(each.call, rows) for each in timed)
+            seconds = sum(each.calls * measure_seconds(each.call, rows, self.clear) for each in timed)
         except Exception as error:
             if not (self.alone and is_out_of_memory(error)):
                 raise
@@ -189,17 +189,21 @@ class Prober:
         self.memory.free()
         return None
 
-    def _measure_seconds(self, call: Callable[[int], object], rows: int) -> float:
-        """Return the seconds of the faster of two calls, each measured until the GPU has finished."""
-        each = []
-        for _ in range(2):
-            started = clock()
-            call(rows)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            each.append(max(clock() - started, 1e-9))
-            self.clear()
-        return min(each)
+
+def measure_seconds(call: Callable[[int], object], rows: int, clear: Callable[[], None]) -> float:
+    """Return the seconds of the faster of two calls with `rows` rows, each measured until the GPU has finished.
+
+    `clear` drops the gradients that a call has left.
+    """
+    each = []
+    for _ in range(2):
+        started = clock()
+        call(rows)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        each.append(max(clock() - started, 1e-9))
+        clear()
+    return min(each)
 
 
 def powers(most: int) -> Iterator[int]:

@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
@@ -68,8 +67,8 @@ class BatchSizes:
         """
         if not self._asked:
             return
-        run, machines = self._run, sorted({tuple(each) for each in self._everyone(_machine(self._run.accelerator))})
-        written = self._read()
+        run, machines = self._run, sorted({tuple(each) for each in self._run.everyone(_machine(self._run.accelerator))})
+        written = run.on_main(lambda: read(run.folder))
         if written is not None:
             self._tried = written["tried"]
             self._held = [each for each in written["held"] if each["step"] <= run.done]
@@ -106,19 +105,6 @@ class BatchSizes:
         update = self._still_to_come(UPDATE) + max([call, *tried])
         return max(self._still_to_come(ROLLOUT) + call, update)
 
-    def _read(self) -> dict[str, Any] | None:
-        """Return, on every process, the record that the main process reads: their disks may differ. Raises as `read`."""
-        result: Any = None
-        if self._run.accelerator.is_main_process:
-            try:
-                result = read(self._run.folder)
-            except InputError as error:
-                result = error
-        written = self._everyone(result)[0]
-        if isinstance(written, InputError):
-            raise written
-        return written
-
     def _found(self, keys: Sequence[str]) -> dict[str, int]:
         run, train, sizes = self._run, self._run.config.train, {}
         # Computed from the trainers on every process: generators and evaluators must try the same sizes.
@@ -154,7 +140,7 @@ class BatchSizes:
         """
         run, evaluations = self._run, self._run.evaluations
         memory = Memory(run.accelerator.device, self._still_to_come(key), of_machine(run.accelerator.num_processes))
-        prober = Prober(memory=memory, everyone=self._everyone, clear=self.drop_gradients, alone=self._is_alone())
+        prober = Prober(memory=memory, everyone=run.everyone, clear=self.drop_gradients, alone=self._is_alone())
         try:
             with preserve_random_state():
                 calls = self._probe_calls()
@@ -217,11 +203,6 @@ class BatchSizes:
         moments = 0 if run.optimizer.state else OPTIMIZERS[run.config.train.optimizer.name].bytes_per_number
         sums = 0 if self._alone else 2 * min(4 * count, MESSAGE)
         return int(count * (moments + 4 * (key == ROLLOUT))) + sums + self._copies_to_come()
-
-    def _everyone(self, value: Any) -> list[Any]:
-        """Gather a value from every process of the run, of any role; a collective call."""
-        self._run.weights.lockstep.join()
-        return gather_object([value])
 
 
 def _machine(accelerator: Accelerator) -> tuple[str, int]:

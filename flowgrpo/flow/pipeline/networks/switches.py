@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from accelerate.utils import compile_regions_fsdp2
 from diffusers import DiffusionPipeline, ModelMixin
 
 from flowgrpo.errors import InputError
@@ -100,19 +99,6 @@ def _place(component: Any) -> tuple[Any, ...]:
         if weights:
             return (*identity, weights[0])
     return tuple(identity)
-
-
-def compile_blocks(modules: Iterable[ModelMixin], backend: str | Callable[..., Any] = "inductor") -> None:
-    """Compile the repeated blocks of modules in place, so that peft and diffusers still see the same objects.
-
-    Blocks compile at their first call. Rollout (no gradient) and update (gradient) compile separately, so
-    probability ratios before the first optimizer step need not be exactly 1; they were for our tiny test models on a CPU.
-    """
-    for module in modules:
-        if getattr(module, "_repeated_blocks", None):
-            module.compile_repeated_blocks(backend=backend)
-        else:
-            compile_regions_fsdp2(module, backend=backend)  # in place, unlike accelerate's compile_regions
 
 
 def decoders(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:

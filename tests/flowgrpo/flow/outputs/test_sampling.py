@@ -9,6 +9,7 @@ import torch
 from runs import CALL
 
 from flowgrpo.cli import main
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
 PROMPTS = ["a red circle", "two blue square", "a green circle"]
@@ -80,7 +81,12 @@ def test_an_attention_backend_is_that_of_the_pipeline(workplace, flux, capsys):
 
 def test_blocks_are_compiled_for_sampling(workplace, tiny_model, monkeypatch):
     compiled = []
-    monkeypatch.setattr("flowgrpo.flow.setup.compile_blocks", compiled.extend)  # which has tests of its own
+
+    def compiling(networks):  # which has tests of its own
+        compiled.extend(networks)
+        return CompiledBlocks([])
+
+    monkeypatch.setattr("flowgrpo.flow.setup.CompiledBlocks", compiling)
     assert len(sampled(tiny_model, "o", "--compile", "--batch-size", "1")) == 3
     assert [type(network).__name__ for network in compiled] == ["SD3Transformer2DModel"]
 

@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.networks.switches import compile_blocks
+from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.training.weights import low_precision_copies
 from flowgrpo.training.weights.low_precision_copies import LowPrecision, Precision, size
 from flowgrpo.training.weights.quantisation import QuantisedLinear, quantise
@@ -235,7 +235,7 @@ def test_compiled_blocks_compute_with_the_layers_that_are_there():
             return whole, module(X)
 
     plain = both()
-    compile_blocks([module], lambda graph, inputs: graphs.append(graph) or graph)
+    CompiledBlocks([module], lambda graph, inputs: graphs.append(graph) or graph)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(both(), plain, strict=True))
     compiled = len(graphs)

@@ -8,7 +8,7 @@ import torch
 from cases import cases
 from diffusers import TransformerTemporalModel
 from diffusers.hooks import apply_group_offloading
-from replayed import ROWS, policy_of, trained
+from replayed import policy_of, trained
 
 from flowgrpo import config
 from flowgrpo.commands.runs import train as run
@@ -91,46 +91,6 @@ def test_tiling_changes_pictures_and_nothing_else():
     assert not torch.equal(plain[2], tiled[2])
 
 
-def compiling(policy):
-    """Compile without a compiler, and note what was handed to it."""
-    graphs = []
-    switches.compile_blocks(policy.modules.values(), lambda graph, inputs: graphs.append(graph) or graph)
-    return graphs
-
-
-def test_compiled_blocks_compute_the_same_in_place():
-    policies = [policy_of("flux"), policy_of("flux")]
-    for each in policies:
-        blocks = each.pipe.transformer.single_transformer_blocks
-        each.pipe.transformer.single_transformer_blocks = blocks[:1]  # one is enough to compile
-        each.pipe.transformer.transformer_blocks = torch.nn.ModuleList()
-    plain, policy = trained(policies[0]), policies[1]
-    transformer = policy.pipe.transformer
-    policy.start(ROWS)  # what it tries first need not be compiled
-    block, graphs = transformer.single_transformer_blocks[0], compiling(policy)
-    numbers, drift, gradients = trained(policy)
-    assert graphs
-    assert policy.pipe.transformer is transformer is policy.modules["transformer"]
-    assert transformer.single_transformer_blocks[0] is block
-    for a, b in zip((*numbers, *gradients), (*plain[0], *plain[2]), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    assert drift == 0.0
-
-
-def test_a_class_that_names_no_blocks_is_compiled_too():
-    plain, policy = policy_of("sd3"), policy_of("sd3")
-    for each in (plain, policy):
-        del each.pipe.transformer.transformer_blocks[0]  # the other is enough to compile
-    states = [p.start(ROWS[:1]) for p in (plain, policy)]
-    blocks, graphs = list(policy.pipe.transformer.transformer_blocks), compiling(policy)
-    assert not policy.pipe.transformer._repeated_blocks
-    with torch.no_grad():
-        velocities = [p.velocity(x, p.sigmas[0], ROWS[:1])[0] for p, x in zip((plain, policy), states, strict=True)]
-    torch.testing.assert_close(*velocities, rtol=1e-5, atol=1e-5)
-    assert graphs
-    assert list(policy.pipe.transformer.transformer_blocks) == blocks
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -141,6 +101,7 @@ def test_a_class_that_names_no_blocks_is_compiled_too():
         ("model.attention=_sage_qk_int8_pv_fp16_cuda", "model.attention: '_sage_qk_int8_pv_fp16_cuda' quantises"),
         ("model.attention=_native_mth", "model.attention: '_native_mth' is not allowed, did you mean '_native_math'?"),
         ("model.guidance=non", "model.guidance: 'non' is not allowed, did you mean 'none'?"),
+        ("model.compile=autp", "model.compile: 'autp' is not allowed, did you mean 'auto'?"),
         ("model.vae=free", "model.vae: 'free' is not allowed, choose one of keep, offload"),
         (
             "model.gradient_checkpoint=true",
