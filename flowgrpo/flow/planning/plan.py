@@ -211,8 +211,13 @@ def _format_spared(planned: dict[str, Any]) -> str:
     """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none."""
     if not planned["graphs"]:
         return ""
-    where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
-    return f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs{where} (train.replay)"
+    where = "" if planned["config"]["train"]["replay"] == "never" else "as far as memory allows, "
+    evaluations = planned["model_evaluations"]
+    passes = evaluations["rollout"] + evaluations["update"] + (BACKWARD - 1) * planned["with_gradient"]
+    return (
+        f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs ({where}train.replay), and "
+        f"spare about {planned['graphs'] / passes:.0%} of the work"
+    )
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ def test_graphs_rest_once_rollouts_have_smaller_calls_than_updates(tmp_path):
     run.eval_samples = eval_samples
     run.run()
     assert [each[2] for each in held(run)] == [16, 8, 4, 2, 1]
-    assert run.kept_graphs.parts == (0,)
+    assert run.kept_graphs.steps == 5
     calls = [line["cost/update_evaluations"] for line in lines(run)]
     assert calls[0] == calls[1] < calls[2] == calls[3]
     assert all(line["policy/max_abs_log_ratio"] <= 1e-6 for line in lines(run))
