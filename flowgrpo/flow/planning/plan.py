@@ -168,7 +168,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     )
     if g["level_batches"] > g["update_batches"]:
         steps += f" ({g['level_batches']} if the pipeline takes one time a call)"
-    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_format_spared(planned)}"
+    update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
+    evaluations = f"{cost['rollout']:,} rollout + {update}, each iteration{_format_spared(planned)}"
     early = planned["early_stop"]
     stopped = (
         f"{early['stopped']} chains on average, whose {early['saved_evaluations']:,} further rollout evaluations are saved; "

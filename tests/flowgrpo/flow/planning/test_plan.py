@@ -122,6 +122,7 @@ def assert_foreseen(settings, steps):
     cost, line = predict_cost(settings, steps), counted(settings, steps)["train"]
     assert line["cost/rollout_evaluations"] == cost.rollout
     assert line["cost/update_evaluations"] == cost.update - cost.graphs
+    assert line["cost/backward_evaluations"] == cost.with_gradient
     assert line["cost/trained_edges"] == cost.trained_edges
     assert line["cost/decoded"] == cost.decoded
 
