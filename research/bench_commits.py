@@ -1,18 +1,17 @@
-"""Measure the CPU seconds of an iteration at two commits, in turns.
+"""Measure the CPU seconds of an iteration and the peak memory of a run at two commits, in turns.
 
     OMP_NUM_THREADS=1 python research/bench_commits.py OLD NEW CONFIG [KEY=VALUE ...] [--rounds 3] [--iterations 4]
 
 Each commit is checked out into a temporary folder and trains through the command line, in one process without
 evaluations. A relative CONFIG is that of the commit; an absolute path is read as it is now. A round runs each commit
 for one iteration and for 1 + `--iterations`. The difference of the CPU seconds, divided by `--iterations`, is the cost
-of an iteration without the start. Prints a table in Markdown: CPU seconds of an iteration at each commit, and their
-ratio, new over old.
+of an iteration without the start. Prints a table in Markdown: CPU seconds of an iteration and GiB of the longer run's peak
+resident memory at each commit, and their ratios, new over old.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import paired
+from paired import Spent
 
 REPOSITORY = Path(__file__).parents[1]
 ALONE = ("run.processes=1", "eval.every=100000", "eval.prompts=1", "eval.save=0", "run.checkpoint.every=100000")
@@ -37,19 +37,12 @@ def checked_out(commit: str, place: Path):
         subprocess.run([*git, "remove", "--force", str(place)], check=True)
 
 
-def cpu_seconds(place: Path, config: str, overrides: Sequence[str], iterations: int) -> float:
-    """Return the CPU seconds of a run with the code in a folder."""
+def trained(place: Path, config: str, overrides: Sequence[str], iterations: int) -> Spent:
+    """Return what a run takes with the code in a folder."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flowgrpo", "train", config, *ALONE, *overrides]
         command += [f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)}, capture_output=True, text=True, check=False
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} in {place} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return paired.spent(command, cwd=place, env=os.environ | {"PYTHONPATH": str(place)})
 
 
 def main() -> None:
@@ -64,6 +57,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the ratio; by default the config and its overrides")
     options = parser.parse_args()
     taken: dict[str, list[float]] = {"old": [], "new": []}
+    peaks: dict[str, list[float]] = {"old": [], "new": []}
     commits = {"old": options.old, "new": options.new}
     overrides = {"old": options.overrides, "new": [*options.overrides, *options.only_new]}
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
@@ -73,14 +67,20 @@ def main() -> None:
         for turn in range(options.rounds):
             for name in list(taken)[:: -1 if turn % 2 else 1]:
                 short, long = (
-                    cpu_seconds(places[name], options.config, overrides[name], count)
+                    trained(places[name], options.config, overrides[name], count)
                     for count in (1, 1 + options.iterations)
                 )
-                taken[name].append((long - short) / options.iterations)
+                taken[name].append((long.cpu - short.cpu) / options.iterations)
+                peaks[name].append(long.peak)
     for name, commit in commits.items():
-        print(f"{name} ({commit}): {paired.spread(taken[name])['median']:.2f} CPU seconds an iteration")
+        seconds, peak = (paired.spread(each[name])["median"] for each in (taken, peaks))
+        print(f"{name} ({commit}): {seconds:.2f} CPU seconds an iteration, {peak / 2**30:.2f} GiB")
     label = options.name or " ".join((options.config, *options.overrides))
-    paired.tell({f"iteration, {label}: new / old": paired.paired(taken["new"], taken["old"])}, options)
+    ratios = {
+        f"iteration, {label}: new / old": paired.paired(taken["new"], taken["old"]),
+        f"peak memory, {label}: new / old": paired.paired(peaks["new"], peaks["old"]),
+    }
+    paired.tell(ratios, options)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from paired import Ratio, Work, exactly, in_turns, spread
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.planning.iteration_forecast import most_graphs
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows
 from flowgrpo.flow.rollouts.rollout import edge_noise, walk
 from flowgrpo.training.comparison import compare
@@ -195,18 +196,21 @@ def updates(name: str, rounds: int, kinds: Sequence[str] = EVERY) -> dict[str, R
                 for number in range(len(minibatches)):
                     minibatches.step(number)
 
-            def iteration(*kept: int, trainer: Loop = trainer, rolled: Callable = rolled) -> None:
-                trainer.wing.kept_graphs.parts = kept
+            def iteration(kept: int, trainer: Loop = trainer, rolled: Callable = rolled) -> None:
+                trainer.wing.kept_graphs.steps = kept
                 update(*rolled())
 
             stands = rolled()
             with recorded(policy) as calls:
                 update(*stands)
             works = {"update": partial(update, *stands), "bare": bare(policy, calls, learns=True)}
-            with trainer.state.report:
+            graphs, state = trainer.wing.kept_graphs, trainer.state
+            every = len(most_graphs(state.config, len(state.policy.sigmas) - 1).graph_rows)
+            graphs.restore({"graph_steps": every})  # as a resumed run: free memory alone is the limit
+            with state.report:
                 trainer.wing.start(trainer.wing.rollout, trainer.batch_sizes.to_come)
-            if trainer.wing.kept_graphs.parts:  # they fit into memory
-                works |= {"replays": iteration, "keeps": partial(iteration, 0)}
+            if graphs.steps == every:  # they fit into memory
+                works |= {"replays": partial(iteration, 0), "keeps": partial(iteration, every)}
             taken = in_turns(works, rounds)
             place = placed(name, rows)
             found[f"{place}: update of a {kind} / bare"] = paired.paired(taken["update"], taken["bare"])

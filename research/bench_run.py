@@ -9,14 +9,12 @@
    on a machine with a core for each. The start is excluded, by the difference of a long and a short run.
  - `start`: CPU seconds of commands over those of a process that only imports PyTorch.
 
-Prints a table in Markdown.
+The last two also give the ratio of peak resident memory, of the largest process. Prints a table in Markdown.
 """
 
 from __future__ import annotations
 
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,7 @@ from typing import Any
 
 import paired
 import torch
-from paired import Ratio, Work
+from paired import Ratio, Spent, Work
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
@@ -96,49 +94,49 @@ def rewards(rounds: int) -> dict[str, Ratio]:
     return found
 
 
-def command(arguments: Sequence[str]) -> None:
-    """Run Python in a process.
-
-    Raises:
-        SystemExit: the process failed.
-    """
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(arguments)} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
+def command(arguments: Sequence[str]) -> Spent:
+    """Run Python in a process; raises SystemExit if it fails."""
+    return paired.spent([sys.executable, *arguments])
 
 
-def trained(processes: int, iterations: int) -> None:
+def trained(processes: int, iterations: int) -> Spent:
     """Train a run."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [f"run.processes={processes}", f"train.iterations={iterations}", f"run.dir={folder}", "run.name=run"]
-        command(["-m", "flowgrpo", "train", "configs/shapes.yaml", *QUIET, *keys])
+        return command(["-m", "flowgrpo", "train", "configs/shapes.yaml", *QUIET, *keys])
 
 
 def processes(rounds: int) -> dict[str, Ratio]:
-    """Return the ratio of an iteration in two processes to one in one process."""
+    """Return the ratios of an iteration in two processes to one in one process, and of the memory of the longer runs."""
     works = {(count, length): partial(trained, count, length) for count in (1, 2) for length in (1, 1 + ITERATIONS)}
-    taken = paired.in_turns(works, rounds, paired.wall)
+    taken = paired.in_turns(works, rounds, lambda run: run())
+    longer = {count: taken[count, 1 + ITERATIONS] for count in (1, 2)}
     each = {
-        count: [long - short for short, long in zip(taken[count, 1], taken[count, 1 + ITERATIONS], strict=True)]
+        count: [long.wall - short.wall for short, long in zip(taken[count, 1], longer[count], strict=True)]
         for count in (1, 2)
     }
-    return {"iteration of configs/shapes.yaml: two processes / one": paired.paired(each[2], each[1])}
+    return {
+        "iteration of configs/shapes.yaml: two processes / one": paired.paired(each[2], each[1]),
+        "peak memory of configs/shapes.yaml: larger of two processes / one": peaks(longer[2], longer[1]),
+    }
 
 
-def spent_by_children(work: Work) -> float:
-    """Return the CPU seconds of the processes that a piece of work starts and waits for."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    work()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def peaks(first: Sequence[Spent], second: Sequence[Spent]) -> Ratio:
+    """Return the ratio of the peak memory of two works in each round."""
+    return paired.paired([each.peak for each in first], [each.peak for each in second])
 
 
 def start(rounds: int) -> dict[str, Ratio]:
-    """Return the ratios of commands to the import of PyTorch."""
+    """Return the ratios of commands to the import of PyTorch, in CPU seconds and in peak memory."""
     works: dict[str, Work] = {"torch": partial(command, ["-c", "import torch"])}
     works |= {name: partial(command, ["-m", "flowgrpo", *words]) for name, words in COMMANDS.items()}
-    taken = paired.in_turns(works, rounds, spent_by_children)
-    return {f"flowgrpo {name} / import torch": paired.paired(taken[name], taken["torch"]) for name in COMMANDS}
+    taken = paired.in_turns(works, rounds, lambda run: run())
+    found = {}
+    for name in COMMANDS:
+        own, least = ([each.cpu for each in taken[key]] for key in (name, "torch"))
+        found[f"flowgrpo {name} / import torch"] = paired.paired(own, least)
+        found[f"peak memory of flowgrpo {name} / import torch"] = peaks(taken[name], taken["torch"])
+    return found
 
 
 PARTS: dict[str, Callable[[int], dict[str, Ratio]]] = {"rewards": rewards, "processes": processes, "start": start}

@@ -11,7 +11,9 @@ import json
 import os
 import shlex
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,31 @@ keep_freed_memory()  # as runs do; else page faults make turns of the same work 
 
 Ratio = dict[str, float]  # median, low, high and pairs
 Work = Callable[[], object]
+METER = Path(__file__).with_name("meter.py")
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a process took, with those that it started: wall and CPU seconds, and the peak resident bytes of the largest."""
+
+    wall: float
+    cpu: float
+    peak: int
+
+
+def spent(command: Sequence[str], **options: Any) -> Spent:
+    """Run a command in a process of its own; `options` as of `subprocess.run`.
+
+    Raises:
+        SystemExit: the process failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "spent.json"
+        metered = [sys.executable, "-S", str(METER), str(found), *command]
+        done = subprocess.run(metered, capture_output=True, text=True, check=False, **options)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
+        return Spent(**json.loads(found.read_text()))
 
 
 @dataclass(frozen=True)
@@ -63,10 +90,10 @@ def wall(work: Work) -> float:
 
 
 def in_turns(
-    works: Mapping[str, Work | Prepared], rounds: int, clock: Callable[[Work], float] = seconds
-) -> dict[str, list[float]]:
-    """Return the seconds of each work in each round, after a warm-up round; every second round runs in reverse order."""
-    taken: dict[str, list[float]] = {name: [] for name in works}
+    works: Mapping[Any, Work | Prepared], rounds: int, clock: Callable[[Work], Any] = seconds
+) -> dict[Any, list[Any]]:
+    """Return what `clock` measures of each work in each round, after a warm-up; every second round runs in reverse order."""
+    taken: dict[Any, list[Any]] = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name in list(works)[:: 1 if turn % 2 else -1]:
             work = works[name]

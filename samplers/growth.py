@@ -11,7 +11,7 @@ perhaps by a cheaper form of the model. It may keep state between steps, since a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -64,7 +64,7 @@ def grow(
     noise: Noise,
     micro_batch: int,
     keep_means: bool = False,
-    keep_graphs: Container[int] = (),
+    keep_graphs: Collection[tuple[int, float]] = (),
     keep_shared: bool = False,
     held: dict[int, tuple[Move, State]] | None = None,
     gate: Gate | None = None,
@@ -78,7 +78,7 @@ def grow(
         sigmas: the schedule, float32 values, descending to 0.
         start: states of the R roots, tensors (R, ...) in the storage dtype, each at its `Root.step`.
         micro_batch: largest number of rows of one evaluation.
-        keep_graphs: values of `Root.part` whose trained evaluations keep the autograd graph of their velocity.
+        keep_graphs: (`Root.part`, sigma) of the trained evaluations that keep the autograd graph of their velocity.
         keep_shared: whether to keep the states of nodes below sigma 1 with several children.
         held: if given, receives the move and the state of each node whose only move is untrained, with `ode_stops` to
             the schedule's end; such nodes are not grown.
@@ -87,7 +87,7 @@ def grow(
     """
     tree = Tree(tuple(sigmas), [Node(None, r, (r.index,), TRUNK, sigmas[r.step], r.step) for r in roots])
     growth = _Growth(tree, plan, noise, start, keep_means=keep_means)
-    pending = growth.pending
+    pending, kept_sigmas = growth.pending, {kept for _, kept in keep_graphs}
     for i, node in enumerate(tree.nodes):
         pending[node.sigma].append(i)
     while pending:
@@ -103,11 +103,11 @@ def grow(
             ending = [i for i, own in moves.items() if _ends_by_ode(own, len(sigmas) - 1)]
             held.update((i, (moves.pop(i)[0], growth.states[i])) for i in ending)
         alone = travel is not None and gate is None and not pending  # no other node joins these on their way
-        steps = growth.straight(moves, graphs=bool(keep_graphs)) if alone else range(0)
+        steps = growth.straight(moves, kept_sigmas) if alone else range(0)
         for batch in _batches(moves, tree, micro_batch):
             if keep_shared and sigma < 1:
                 tree.shared |= {i: growth.states[i] for i in batch if sum(move.count for move in moves[i]) > 1}
-            kept = tree.nodes[batch[0]].root.part in keep_graphs and _trains(moves[batch[0]])
+            kept = (tree.nodes[batch[0]].root.part, sigma) in keep_graphs and _trains(moves[batch[0]])
             with torch.enable_grad() if kept else nullcontext():
                 if travel is not None and len(steps) > 1:
                     growth.follow(batch, steps, travel, kept=kept)
@@ -157,20 +157,20 @@ class _Growth:
         self._ahead = None if start[0].device.type == "cpu" else Ahead(noise, start[0].device)
         self._draw = partial(draw_noise, tree, noise=noise)
 
-    def straight(self, moves: dict[int, Sequence[Move]], *, graphs: bool) -> range:
+    def straight(self, moves: dict[int, Sequence[Move]], kept_sigmas: Container[float]) -> range:
         """Return the steps, from that of `moves`, at which each node goes on by one step, so that batches stay whole.
 
-        With `graphs` all of the steps are trained, or none.
+        All of the steps are trained at one of `kept_sigmas`, or none.
         """
         roles = {self._tree.nodes[i].role for i in moves}
         if len(roles) != 1:
             return range(0)
         (role,), first = roles, self._tree.nodes[next(iter(moves))].step
-        trains, own = _trains(next(iter(moves.values()))), next(iter(moves.values()))
-        last = first
-        while last < len(self._tree.sigmas) - 1 and _goes_on(own) and (_trains(own) == trains or not graphs):
+        sigmas, own, last = self._tree.sigmas, next(iter(moves.values())), first
+        keeps = _trains(own) and sigmas[first] in kept_sigmas
+        while last < len(sigmas) - 1 and _goes_on(own) and (_trains(own) and sigmas[last] in kept_sigmas) == keeps:
             last, role = last + 1, own[0].role
-            own = self._plan(role, last) if last < len(self._tree.sigmas) - 1 else ()
+            own = self._plan(role, last) if last < len(sigmas) - 1 else ()
         return range(first, last)
 
     def leave(self, batch: Sequence[int], moves: dict[int, Sequence[Move]], evaluate: Evaluate, *, kept: bool) -> None:

@@ -52,7 +52,8 @@ def trained(step, mean, **fields):
         "reward/lost": 0, "groups/zero_std_fraction": 0.5, "policy/max_abs_log_ratio": 0.0,
         "policy/mean_abs_log_ratio": 0.001, "policy/clip_fraction": 0.1, "policy/kl": None, "policy/grad_norm": 1.0,
         "policy/skipped_updates": 0, "policy/learning_rate": 0.001, "cost/model_evaluations": 140,
-        "cost/rollout_evaluations": 100, "cost/update_evaluations": 40, "cost/decoded": 20, "time/rollout": 4.0,
+        "cost/rollout_evaluations": 100, "cost/update_evaluations": 40, "cost/backward_evaluations": 30,
+        "cost/decoded": 20, "time/rollout": 4.0,
         "time/reward": 0.5, "time/update": 1.0, "memory/peak_bytes": 1 << 30, **fields,
     }  # fmt: skip
 

@@ -260,8 +260,9 @@ class FlowTrain(Train):
     """Choose the starts of a group by a draft; null: take the first."""
     replay: Literal["auto", "always", "never"] = "auto"
     """Whether the first update of an iteration calls the model again for the rollout's evaluations. never: the rollout keeps
-    their autograd graphs for it; always: it keeps none; auto: it keeps them if they fit into half of the free memory. The
-    numbers are the same."""
+    their autograd graphs for it; always: it keeps none; auto: it keeps those of the first trained steps, as many as fit into
+    half of the free memory and, without a GPU, add at most half of what the process takes without them. The numbers are
+    the same."""
 
 
 class FlowEval(Eval):

@@ -218,7 +218,7 @@ class FlowWing(Wing):
                 self.policy,
                 plan,
                 roots,
-                keep_graphs=self.kept_graphs.held,
+                keep_graphs=self.kept_graphs.addresses(plan),
                 keep_shared=algorithm.keeps_shared,
                 evaluate=watched if early is None else early.evaluate,
                 gate=early,

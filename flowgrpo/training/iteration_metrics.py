@@ -21,15 +21,15 @@ def of_policy(run: RunState, stats: Sequence[UpdateStats]) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """Start time of an iteration, end time of its rollout, and the number of model evaluations at the rollout's end."""
+    """Start time of an iteration, end time of its rollout, and the numbers of model evaluations at the rollout's end."""
 
     def __init__(self) -> None:
         self.started = self.rolled_out = time.perf_counter()
-        self.evaluations = 0
+        self.evaluations = self.backward = 0
 
     def lap(self, run: RunState) -> None:
         """Note the end of the rollout."""
-        self.rolled_out, self.evaluations = time.perf_counter(), run.evaluations
+        self.rolled_out, self.evaluations, self.backward = time.perf_counter(), run.evaluations, run.backward.count
 
 
 def of_iteration(
@@ -47,6 +47,7 @@ def of_iteration(
         "cost/model_evaluations": rollout.evaluations + updated,
         "cost/rollout_evaluations": rollout.evaluations,
         "cost/update_evaluations": updated,
+        "cost/backward_evaluations": run.backward.count - watch.backward,
         "cost/trained_edges": sum(each.edges for each in stats),
         "cost/decoded": batch.decoded,
     }

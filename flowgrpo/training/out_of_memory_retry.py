@@ -59,7 +59,7 @@ class Retry:
 
         Args:
             key: the batch size to halve, `UPDATE` or `ROLLOUT`.
-            work: may change only gradients, the global random states and the count of evaluations.
+            work: may change only gradients, the global random states and the counts of evaluations.
             within: whether the work belongs to the current iteration, so that a resume would repeat it.
             undo: drops the results of the failed attempt.
             give_up: frees optional memory and returns a sentence about it; returns None if there is none to free.
@@ -68,7 +68,7 @@ class Retry:
         if not self._alone:
             return work()
         while True:
-            state, evaluations = random_state(), run.evaluations
+            state, evaluations, backward = random_state(), run.evaluations, run.backward.count
             try:
                 return work()
             except Exception as error:
@@ -82,7 +82,7 @@ class Retry:
             # Free memory outside the handler: the error keeps the tensors of the failed call alive.
             undo()
             set_random_state(state)
-            run.evaluations = evaluations
+            run.evaluations, run.backward.count = evaluations, backward
             self._batch_sizes.drop_gradients()
             free(run.accelerator.device)
             if halved:

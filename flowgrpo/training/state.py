@@ -23,6 +23,7 @@ from flowgrpo.training.prompts.prompt_groups import Groups, add_second_stage, bu
 from flowgrpo.training.prompts.prompt_statistics import PromptStats
 from flowgrpo.training.reports.report import Report
 from flowgrpo.training.weights import optimizers
+from flowgrpo.training.weights.backward_counter import BackwardCounter
 from flowgrpo.training.weights.policy_versions import Versions
 from flowgrpo.training.weights.trained_weights import Weights
 from rewards import Reward
@@ -35,6 +36,7 @@ class RunState:
     Attributes:
         config: the configuration; batch sizes found by probing replace `auto` in it.
         policy: the model, which counts its evaluations.
+        backward: counts the evaluations whose backward pass has run.
         weights: the trained weights of the policy.
         parameter_groups: the optimizer's groups; by default one group of all parameters.
         roles: which processes train, generate and evaluate.
@@ -60,6 +62,7 @@ class RunState:
     accelerator: Accelerator = field(default_factory=Accelerator)
     shards: Sequence[DataShard] = ()
     parameter_groups: list[dict[str, Any]] | None = None
+    backward: BackwardCounter = field(init=False)
     roles: Roles = field(init=False)
     shard: DataShard = field(init=False)
     collectives: Collectives = field(init=False)
@@ -79,6 +82,7 @@ class RunState:
     def __post_init__(self) -> None:
         config, train = self.config, self.config.train
         self.eval_prompts = self.eval_prompts[: config.eval.prompts]
+        self.backward = BackwardCounter(self.weights.modules.values())
         self.roles = assign_roles(config.run, self.accelerator.num_processes)
         self.shards = self.shards or data_shards(self.accelerator, config.run.context_parallel, self.roles)
         self.shard = self.shards[0]

@@ -91,7 +91,7 @@ def measure(
     if keeps_graphs:
         with state.report:
             wing.start(wing.rollout, loop.batch_sizes.to_come)
-        if not wing.kept_graphs.parts:
+        if not wing.kept_graphs.steps:
             raise MemoryError("the graphs of a rollout do not fit into memory")
 
     def rollout() -> None:

@@ -21,10 +21,12 @@ def test_a_reward_beside_decoding_is_told(bench, tmp_path, monkeypatch):
 
 
 def test_an_iteration_is_the_difference_of_two_runs(bench, monkeypatch):
-    taken = {(1, 1): [10.0, 12.0], (1, 5): [18.0, 20.0], (2, 1): [11.0, 13.0], (2, 5): [16.0, 17.0]}
+    walls = {(1, 1): [10.0, 12.0], (1, 5): [18.0, 20.0], (2, 1): [11.0, 13.0], (2, 5): [16.0, 17.0]}
+    taken = {key: [bench.Spent(wall, 99.0, sum(key)) for wall in each] for key, each in walls.items()}
     monkeypatch.setattr(bench.paired, "in_turns", lambda works, rounds, clock: taken)
-    (found,) = bench.processes(2).values()
+    found, memory = bench.processes(2).values()
     assert (found["low"], found["high"], found["pairs"]) == pytest.approx((0.53125, 0.59375, 2))
+    assert (memory["median"], memory["pairs"]) == (pytest.approx(7 / 6), 2)
 
 
 def test_runs_are_those_of_the_command_line(bench, monkeypatch):
@@ -33,6 +35,20 @@ def test_runs_are_those_of_the_command_line(bench, monkeypatch):
     bench.trained(2, 5)
     assert asked[0][:4] == ["-m", "flowgrpo", "train", "configs/shapes.yaml"]
     assert {"run.processes=2", "train.iterations=5", "run.trees=null"} <= set(asked[0])
+
+
+def test_a_process_tells_its_own_seconds_and_memory(bench):
+    """Of several in turn each has its own peak, also after a larger one; memory of a process that it starts counts."""
+    large = "x = bytearray(200 * 2**20); x[::4096] = bytes(len(x[::4096]))"
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {large!r}])"
+    least, most, again, other = (bench.command(["-c", code]) for code in ("", large, "", inner))
+    assert least.peak < 100 * 2**20
+    assert most.peak - least.peak == pytest.approx(200 * 2**20, rel=0.1)
+    assert again.peak < 100 * 2**20
+    assert other.peak == pytest.approx(most.peak, rel=0.1)
+    slow = bench.command(["-c", "import time; time.sleep(0.5)"])
+    assert slow.wall > 0.5
+    assert 0 < slow.cpu < 0.5
 
 
 def test_a_command_that_fails_ends_the_measurement(bench):

@@ -85,10 +85,19 @@ def test_a_call_ends_where_a_batch_splits():
 
 
 def test_kept_graphs_divide_trained_steps_from_others():
-    apart, together, field = both(PLANS["a window"], keep_graphs={1})
+    apart, together, field = both(PLANS["a window"], keep_graphs={(1, SIGMAS[1])})
     assert [steps for steps, _ in field.travels] == [range(2, STEPS)] * 4
     kept = [e.part for e in together.evaluations if e.velocity is not None]
     assert kept == [e.part for e in apart.evaluations if e.velocity is not None] == [1, 1]
+
+
+def test_graphs_are_kept_of_the_steps_that_are_asked_for_alone():
+    asked = {(0, SIGMAS[0]), (0, SIGMAS[1])}
+    apart, together, field = both(PLANS["a chain"], keep_graphs=asked)
+    assert {steps for steps, _ in field.travels} == {range(2), range(2, STEPS)}
+    for tree in (apart, together):
+        kept = [(e.part, e.sigma) for e in tree.evaluations if e.velocity is not None]
+        assert sorted(kept) == sorted(2 * [*asked])  # three rows of a part, in twos
 
 
 def test_a_gate_keeps_batches_from_going_on():

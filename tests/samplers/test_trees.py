@@ -241,7 +241,7 @@ def test_a_lone_child_has_its_parent_s_address_and_siblings_have_their_numbers()
     assert paths == [[(0,)], [(0, 0), (0, 1)], [(0, 0), (0, 1)]]
 
 
-@pytest.mark.parametrize("kept", [(), (0,)])
+@pytest.mark.parametrize("kept", [(), {(0, SIGMAS[1])}])
 def test_a_velocity_that_is_kept_has_its_graph_although_nothing_else_has(kept):
     weight, roots, start = torch.ones((), requires_grad=True), *batch()
 

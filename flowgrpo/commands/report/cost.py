@@ -36,13 +36,17 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of a run: `rewards` (part of the rollout) and `per_iteration` in seconds, `peak` in bytes on one process."""
+    """Cost of a run: `rewards` (part of the rollout) and `per_iteration` in seconds, `peak` in bytes on one process.
+
+    `backward` is the number of model evaluations with a backward pass; 0 if the run did not count them.
+    """
 
     phases: list[Phase]
     total: Phase
     rewards: float
     per_iteration: float | None
     peak: int | None
+    backward: int
 
     @property
     def sentence(self) -> str:
@@ -52,6 +56,8 @@ class Cost:
             sentences.append(f"An iteration took {self.per_iteration:.1f} s on average.")
         if self.rewards >= 0.1:
             sentences.append(f"Rewards took {self.rewards:.1f} s, within the rollout.")
+        if self.backward:
+            sentences.append(f"{self.backward:,} model evaluations had a backward pass.")
         if self.peak is not None:
             sentences.append(f"The most memory on one process was {self.peak / 2**30:.2f} GiB.")
         return " ".join(sentences)
@@ -76,6 +82,7 @@ def cost(metrics: Metrics) -> Cost | None:
         rewards=_sum(train, "time/reward"),
         per_iteration=sum(spent) / len(train) if train else None,
         peak=max((line["memory/peak_bytes"] for line in train if line.get("memory/peak_bytes")), default=None),
+        backward=_sum(train, "cost/backward_evaluations"),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 
@@ -19,6 +20,7 @@ from flowgrpo.training.advantages import unit_selection
 from flowgrpo.training.advantages.credit_units import CreditUnits
 from flowgrpo.training.distributed.minibatches import of_roots
 from flowgrpo.training.prompts import second_stage
+from flowgrpo.training.reports.progress import BACKWARD
 from samplers.growth import grow
 from samplers.schedule import linear_sigmas
 from samplers.trees import Evaluation, Root, Tree
@@ -37,9 +39,17 @@ class Cost:
     level_batches: int = 0  # and if each call has one noise level
     stopped: int = 0  # chains that an early stop is expected to end
     saved: int = 0  # rows through the model that the rollout does not take for them
-    graphs: int = 0  # rows of the first update whose graphs the rollout may keep
-    graph_times: int = 0  # number of steps of the schedule that have such rows
+    graph_rows: tuple[int, ...] = ()  # rows of the first update whose graphs the rollout may keep, at each trained step
     call_rows: int = 0  # rows of the rollout's largest call, if there are graphs
+
+    @property
+    def graphs(self) -> int:
+        """Rows of the first update whose graphs the rollout may keep."""
+        return sum(self.graph_rows)
+
+    def spared(self, steps: int) -> float:
+        """Return the fraction of the iteration's passes that the graphs of the first `steps` trained steps spare."""
+        return sum(self.graph_rows[:steps]) / (self.rollout + self.update + (BACKWARD - 1) * self.with_gradient)
 
 
 def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
@@ -95,6 +105,7 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         )
     scored_first = [e for e in evaluations if algorithm.objective.span == "trajectory" and config.moved(e.part)]
     first = [] if config.graph_hindrance else [e for e in evaluations if e.part == 0]
+    at_sigmas = Counter(e.sigma for e in first for _ in e.rows)
     return Cost(  # edges that an engine sampled are only scored here
         rollout=sum(len(e.rows) for e in tree.evaluations if e.trained or config.run.engine is None) - saved,
         update=forwards * (2 if algorithm.objective.kl.beta > 0 else 1) + sum(len(e.rows) for e in scored_first),
@@ -104,8 +115,7 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
         saved=saved,
         trained_edges=sum(len(edges.nodes) for e in evaluations for edges in e.trained),
         update_batches=len(evaluations),
-        graphs=sum(len(e.rows) for e in first),
-        graph_times=len({e.sigma for e in first}),
+        graph_rows=tuple(at_sigmas[sigma] for sigma in sorted(at_sigmas, reverse=True)),
         call_rows=max(len(e.rows) for e in tree.evaluations) if first else 0,
     )
 
@@ -113,11 +123,14 @@ def predict_cost(config: Config, num_steps: int, iteration: int = 0) -> Cost:
 def most_graphs(config: Config, num_steps: int, done: int = 0) -> Cost:
     """Return the cost of the iteration with the most kept graphs: the next, the middle or the last iteration.
 
-    A tree that changes during a run, such as BranchGRPO-Mix's, has the most kept graphs at the beginning or the end.
+    A tree that changes during a run, such as BranchGRPO-Mix's, has the most kept graphs at the beginning or the end. Each
+    of `graph_rows` is the most of the three iterations.
     """
     last = max(done, config.train.iterations - 1)
     costs = [predict_cost(config, num_steps, iteration) for iteration in sorted({done, (done + last) // 2, last})]
-    return max(costs, key=lambda cost: cost.graphs)
+    most = max(costs, key=lambda cost: cost.graphs)
+    rows = zip_longest(*(cost.graph_rows for cost in costs), fillvalue=0)
+    return replace(most, graph_rows=tuple(map(max, rows)))
 
 
 def _finishes(evaluation: Evaluation) -> bool:

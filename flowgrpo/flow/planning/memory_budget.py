@@ -20,7 +20,7 @@ from flowgrpo.flow.pipeline.networks.traits import ENCODERS, is_network
 from flowgrpo.flow.planning.iteration_forecast import count_kept, most_graphs
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial, trial
 from flowgrpo.flow.planning.plan import call_and_branches
-from flowgrpo.flow.updates.rollout_graphs import ROOM
+from flowgrpo.flow.updates.rollout_graphs import ROOM, Kept
 from flowgrpo.training.distributed.gpu_layout import OF_NODE
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_budget import check_fit
@@ -47,16 +47,16 @@ class FlowBudget(Budget):
     config: Config
     trial: Trial
     states: int  # latent states that a rollout keeps until they are trained on
-    graphs: int  # rows whose graphs a rollout may keep; see `flow.updates.rollout_graphs`
-    graph_times: int  # number of steps of the schedule that have such rows
+    graphs: tuple[int, ...]  # rows at each trained step whose graphs a rollout may keep (`flow.updates.rollout_graphs`)
     samples: int  # samples of a rollout
     group: int  # samples of the largest group
     loads_later: bool  # whether the networks can load after the prompts are encoded
 
     @override
     def on_processes(self, processes: int, *, times: float = 1) -> FlowBudget:
-        counts = {name: math.ceil(getattr(self, name) * times) for name in ("states", "graphs", "samples")}
-        return replace(self.with_setting("run.processes", processes), **counts)
+        counts = {name: math.ceil(getattr(self, name) * times) for name in ("states", "samples")}
+        graphs = tuple(math.ceil(rows * times) for rows in self.graphs)
+        return replace(self.with_setting("run.processes", processes), graphs=graphs, **counts)
 
     @override
     def phases(self) -> list[Phase]:
@@ -69,7 +69,7 @@ class FlowBudget(Budget):
         copies = self._low_precision_copies()
         weights = self.resident() - away - (0 if model.text_encoders == "keep" else encoders)
         weights += (base if config.exchanges_base else 0) + (copies if model.lora else 0)
-        graphs = self.graph_bytes if train.replay == "never" else 0
+        graphs = self.graph_bytes(len(self.graphs)) if train.replay == "never" else 0
         rewards = {"rewards": reward_bytes(config)}
         stay = {
             "weights": weights,
@@ -99,21 +99,33 @@ class FlowBudget(Budget):
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=held_out))
         return phases
 
+    def graph_bytes(self, steps: int) -> int:
+        """Return the bytes of the graphs that a process's rollout may keep of the first `steps` trained steps."""
+        return self._graph.of(self._graph_rows[:steps], size=self.config.train.rollout_rows)
+
     @property
-    def graph_bytes(self) -> int:
-        """Return the bytes of all graphs that a process's rollout may keep."""
-        run, trial = self.config.run, self.trial
+    def _graph(self) -> Kept:
+        trial = self.trial
         graph = trial.graph_checkpointed if self.config.model.gradient_checkpointing else trial.graph
-        graph = replace(graph, each=-(-graph.each // run.context_parallel))
-        rows = -(-self.graphs // run.shards)
-        return graph.of(rows, times=self.graph_times, size=self.config.train.rollout_rows)
+        return replace(graph, each=-(-graph.each // self.config.run.context_parallel))
+
+    @property
+    def _graph_rows(self) -> list[int]:
+        return [-(-rows // self.config.run.shards) for rows in self.graphs]
 
     @override
-    def kept_graphs(self, room: int) -> dict[str, Any]:
-        word = self.config.train.replay
-        fits = self.graph_bytes <= ROOM * (room - self.peak())  # approximate: a run measures the free memory
-        kept = self.graphs > 0 and (word == "never" or (word == "auto" and fits))
-        return {"rows": self.graphs, "bytes": self.graph_bytes, "kept": kept}
+    def kept_graphs(self, room: int) -> dict[str, int]:
+        word, steps = self.config.train.replay, len(self.graphs)
+        if word == "auto":  # approximate: a run measures the free memory
+            free = ROOM * (room - self.peak())
+            steps = self._graph.within(free, self._graph_rows, size=self.config.train.rollout_rows)
+        kept = 0 if word == "always" else steps
+        return {
+            "rows": sum(self.graphs),
+            "bytes": self.graph_bytes(len(self.graphs)),
+            "kept_rows": sum(self.graphs[:kept]),
+            "kept_bytes": self.graph_bytes(kept),
+        }
 
     @property
     @override
@@ -169,8 +181,7 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
             config=config,
             trial=measure(config),
             states=states,
-            graphs=graphs.graphs if graphs else 0,
-            graph_times=graphs.graph_times if graphs else 0,
+            graphs=graphs.graph_rows if graphs else (),
             samples=config.train.groups * group,
             group=group,
             loads_later=load.loads_later(folder),

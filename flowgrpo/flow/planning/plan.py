@@ -168,7 +168,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     )
     if g["level_batches"] > g["update_batches"]:
         steps += f" ({g['level_batches']} if the pipeline takes one time a call)"
-    evaluations = f"{cost['rollout']:,} rollout + {cost['update']:,} update, each iteration{_format_spared(planned)}"
+    update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
+    evaluations = f"{cost['rollout']:,} rollout + {update}, each iteration{_format_spared(planned)}"
     early = planned["early_stop"]
     stopped = (
         f"{early['stopped']} chains on average, whose {early['saved_evaluations']:,} further rollout evaluations are saved; "
@@ -211,8 +212,13 @@ def _format_spared(planned: dict[str, Any]) -> str:
     """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none."""
     if not planned["graphs"]:
         return ""
-    where = "" if planned["config"]["train"]["replay"] == "never" else ", where memory allows"
-    return f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs{where} (train.replay)"
+    where = "" if planned["config"]["train"]["replay"] == "never" else "as far as memory allows, "
+    evaluations = planned["model_evaluations"]
+    passes = evaluations["rollout"] + evaluations["update"] + (BACKWARD - 1) * planned["with_gradient"]
+    return (
+        f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs ({where}train.replay), and "
+        f"spare about {planned['graphs'] / passes:.0%} of the work"
+    )
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
@@ -236,7 +236,7 @@ def walk(
     seed: int,
     iteration: int,
     keep_means: bool = False,
-    keep_graphs: Container[int] = (),
+    keep_graphs: Collection[tuple[int, float]] = (),
     keep_shared: bool = False,
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,

@@ -4,6 +4,9 @@ Before the first optimizer step of an iteration, the model calls of a replay wou
 1. With kept graphs (`samplers.trees.Evaluation.velocity`) the update skips these calls. It only sends the loss
 backward, one evaluation with all its edges at a time. Gradients equal those of a replay bit for bit. Later updates of
 the iteration have other weights, and replay.
+
+A rollout keeps the graphs of the first trained steps, as many as there is room for. The update takes evaluations in the
+same order, so it has released these graphs before it replays the rest.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ else:
     allocation_counter = lazy("flowgrpo.training.planning.allocation_counter")
 
 ROOM = 0.5  # fraction of the free memory that graphs may take
+ADDED = 0.5  # and, of host memory, their fraction of what the process takes without them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +39,13 @@ class Kept:
     once: int
     each: int
 
-    def of(self, rows: int, *, times: int, size: int) -> int:
-        """Return the bytes of the graphs of `rows` rows, spread over `times` steps, in calls of `size` rows."""
-        calls = times * math.ceil(rows / (times * size)) if rows else 0
-        return calls * self.once + rows * self.each
+    def of(self, rows: Sequence[int], *, size: int) -> int:
+        """Return the bytes of the graphs of `rows` at each step, in calls of at most `size` rows."""
+        return sum(math.ceil(count / size) * self.once + count * self.each for count in rows)
+
+    def within(self, room: float, rows: Sequence[int], *, size: int) -> int:
+        """Return the number of steps, from the first, whose graphs take at most `room` bytes; else as `of`."""
+        return max(steps for steps in range(len(rows) + 1) if not steps or self.of(rows[:steps], size=size) <= room)
 
 
 def drop(evaluations: Sequence[Evaluation]) -> None:

@@ -144,6 +144,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as (label, text) lines for the terminal."""
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
+    learning = _bounded(planned["with_gradient"], planned["at_most"]["update"])
     evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
     calls = _bounded(planned["reward_calls"], planned["at_most"]["reward_calls"])
     on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
@@ -160,7 +161,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         * (g["roots"] < g["group_size"]),
         ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
-        ("model evaluations", f"{rollout} rollout + {update} update, each iteration"),
+        ("model evaluations", f"{rollout} rollout + {update} update ({learning} with a backward pass), each iteration"),
         *second_stage.plan_lines(planned["second_stage"]),
         ("decoded", f"{planned['decoded']}, {calls} reward calls"),
         ("memory", f"{on_device}, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),

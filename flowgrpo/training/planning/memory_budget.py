@@ -168,8 +168,10 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
     if (graphs := found["graphs"])["rows"]:
-        does, size = "keeps" if graphs["kept"] else "does not keep", _gib(graphs["bytes"])
-        yield f"train.replay: the rollout {does} graphs for the first update, {size} of {graphs['rows']:,} rows"
+        kept, rows = graphs["kept_rows"], graphs["rows"]
+        every = "" if kept == rows else f"; all {rows:,} would take {_gib(graphs['bytes'])}"
+        size = _gib(graphs["kept_bytes"])
+        yield f"train.replay: the rollout keeps graphs of {kept:,} rows for the first update, {size}{every}"
     for switch in found["switches"]:
         yield f"with {as_overrides(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
 

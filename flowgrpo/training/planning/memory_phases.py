@@ -196,13 +196,13 @@ class Budget(ABC):
         calls = (checkpointed or trial.update).split(config.run.context_parallel).beside(self.layer() + blocks)
         return calls | step(config, trial.trained, among=self.layout.among)
 
-    def kept_graphs(self, room: int) -> dict[str, Any]:
-        """Return `rows`, `bytes` and `kept` of the autograd graphs that a rollout may keep for the update.
+    def kept_graphs(self, room: int) -> dict[str, int]:
+        """Return `rows` and `bytes` of the autograd graphs that a rollout may keep for the update.
 
-        `rows` is the number of rows with a graph on all processes, `bytes` the size of the graphs on one process, and `kept`
-        whether a rollout keeps them on GPUs of `room` bytes. The base class keeps none.
+        `rows` is the number of rows with a graph on all processes, `bytes` the size of the graphs on one process.
+        `kept_rows` and `kept_bytes` are those that a rollout keeps on GPUs of `room` bytes. The base class keeps none.
         """
-        return {"rows": 0, "bytes": 0, "kept": False}
+        return {"rows": 0, "bytes": 0, "kept_rows": 0, "kept_bytes": 0}
 
     def largest(self, room: int) -> dict[str, int]:
         """Return the largest batch size that fits into `room` bytes, by key; 0 if one row does not fit."""

@@ -38,7 +38,7 @@ def test_what_it_cost_is_summed_by_phase():
     assert (total.seconds, total.evaluations, total.decoded, total.time) == (20.0, 380, 60, "0:20")
     assert found.sentence == (
         "An iteration took 5.0 s on average. Rewards took 1.0 s, within the rollout. "
-        "The most memory on one process was 1.50 GiB."
+        "60 model evaluations had a backward pass. The most memory on one process was 1.50 GiB."
     )
 
 

@@ -53,7 +53,7 @@ def test_graphs_rest_once_rollouts_have_smaller_calls_than_updates(tmp_path):
     run.eval_samples = eval_samples
     run.run()
     assert [each[2] for each in held(run)] == [16, 8, 4, 2, 1]
-    assert run.kept_graphs.parts == (0,)
+    assert run.kept_graphs.steps == 5
     calls = [line["cost/update_evaluations"] for line in lines(run)]
     assert calls[0] == calls[1] < calls[2] == calls[3]
     assert all(line["policy/max_abs_log_ratio"] <= 1e-6 for line in lines(run))
@@ -127,12 +127,31 @@ def test_an_optimizer_step_without_memory_leaves_no_trace(tmp_path, plain, algor
     in_the_second_part(run, lambda: setattr(net, "with_gradient", most))
     run.run()
     assert held(run)[1:] == [(2, rows, 16, "out of memory") for rows in (8, 4, 2) if 2 * rows > most]
-    costs = ("cost/update_evaluations", "cost/trained_edges", "policy/updates")
+    costs = ("cost/update_evaluations", "cost/backward_evaluations", "cost/trained_edges", "policy/updates")
     assert [[line[key] for key in costs] for line in lines(run)] == [
         [line[key] for key in costs] for line in lines(plain(algorithm))
     ]
     for name, tensor in weights_of(plain(algorithm)).items():
         torch.testing.assert_close(weights_of(run)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_backward_passes_of_a_step_that_is_made_again_count_once(tmp_path, plain):
+    run, sent = begun(tmp_path, short(), **AUTO, **options_of("flow_grpo")), []
+    real = run.weights.lockstep.backward
+
+    def backward(loss):
+        real(loss)
+        if run.done == 1:
+            sent.append(loss)
+        if len(sent) == 2:
+            sent.append(loss)
+            raise torch.OutOfMemoryError(SAID)
+
+    run.weights.lockstep.backward = backward
+    run.run()
+    assert [each[3] for each in held(run)] == ["found", "out of memory"]
+    counts = [[line["cost/backward_evaluations"] for line in lines(each)] for each in (run, plain("flow_grpo"))]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("algorithm", ["flow_grpo", pytest.param("tempflow", marks=pytest.mark.zoo)])

@@ -58,8 +58,7 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         config=config.validate(written),
         trial=measured,
         states=1024,
-        graphs=64,
-        graph_times=2,
+        graphs=(32, 32),
         samples=8 * 16,
         group=16,
         loads_later=loads_later,
@@ -320,14 +319,15 @@ def test_graphs_of_a_rollout_are_counted_where_it_keeps_them():
 def test_a_graph_of_each_call_has_copies_of_the_weights():
     """64 rows at two times are, in calls of 2, 32 calls; of four processes with 16 rows each it is 8."""
     copies = replace(TRIAL, graph=Kept(once=GIB, each=GIB // 16))
-    assert budget(copies, train__replay="never").graph_bytes == (32 + 4) * GIB
-    assert budget(copies, train__replay="never", run__processes=4).graph_bytes == (8 + 1) * GIB
+    assert budget(copies, train__replay="never").graph_bytes(2) == (32 + 4) * GIB
+    assert budget(copies, train__replay="never", run__processes=4).graph_bytes(2) == (8 + 1) * GIB
 
 
 def test_auto_keeps_graphs_that_take_half_of_what_is_left():
-    auto = budget()
-    room = auto.peak() + 2 * 4 * GIB
-    assert auto.kept_graphs(room) == {"rows": 64, "bytes": 4 * GIB, "kept": True}
-    assert not auto.kept_graphs(room - 1)["kept"]
-    assert budget(train__replay="never").kept_graphs(GIB)["kept"]
-    assert not budget(train__replay="always").kept_graphs(2**50)["kept"]
+    """Of both steps, of the first one, or none."""
+    auto, every = budget(), {"rows": 64, "bytes": 4 * GIB}
+    for left, kept in ((8 * GIB, 2), (8 * GIB - 1, 1), (4 * GIB, 1), (4 * GIB - 1, 0), (-GIB, 0)):
+        found = auto.kept_graphs(auto.peak() + left)
+        assert found == {**every, "kept_rows": 32 * kept, "kept_bytes": 2 * GIB * kept}
+    assert budget(train__replay="never").kept_graphs(GIB)["kept_rows"] == 64
+    assert budget(train__replay="always").kept_graphs(2**50)["kept_rows"] == 0

@@ -122,6 +122,7 @@ def assert_foreseen(settings, steps):
     cost, line = predict_cost(settings, steps), counted(settings, steps)["train"]
     assert line["cost/rollout_evaluations"] == cost.rollout
     assert line["cost/update_evaluations"] == cost.update - cost.graphs
+    assert line["cost/backward_evaluations"] == cost.with_gradient
     assert line["cost/trained_edges"] == cost.trained_edges
     assert line["cost/decoded"] == cost.decoded
 
@@ -220,7 +221,7 @@ def test_batches_of_a_rollout_and_of_an_update_are_counted_apart(tmp_path, prese
     assert_foreseen(settings, 6)
     same = chosen({"preset": preset}, groups=2, updates=2, group_size=12, micro_batch=4)
     # The other has the same calls with a gradient, and may spare some.
-    assert replace(predict_cost(same, 6), graphs=0, graph_times=0, call_rows=0) == predict_cost(settings, 6)
+    assert replace(predict_cost(same, 6), graph_rows=(), call_rows=0) == predict_cost(settings, 6)
     if preset == "flow_grpo":  # of each part 12 rows at 5 trained steps
         assert predict_cost(settings, 6).update_batches == 2 * 5 * 3
 

@@ -43,6 +43,7 @@ def test_plan_predicts_what_a_run_counts(workplace, capsys):
             assert planned["model_evaluations"]["rollout"] == line["cost/rollout_evaluations"]
             spared = planned["graphs"]  # there is room for them
             assert planned["model_evaluations"]["update"] - spared == line["cost/update_evaluations"]
+            assert planned["with_gradient"] == line["cost/backward_evaluations"]
             assert sum(planned["model_evaluations"].values()) - spared == line["cost/model_evaluations"]
             assert spared > 0
             assert planned["geometry"]["trained_edges"] == line["cost/trained_edges"]

@@ -50,7 +50,7 @@ def test_a_run_that_keeps_graphs_is_the_run_that_replays_to_the_bit(tmp_path, pr
 
 def test_a_graph_goes_backward_once_and_is_gone(tmp_path):
     run = trainer(settings(tmp_path, train__replay="never", train__updates=1), held_out=0)
-    run.kept_graphs.parts = (0,)
+    run.kept_graphs.steps = 5
     batch = run.rollout(0, run.groups(0))
     evaluations = [e for e in batch.tree.evaluations if e.trained]
     assert all(e.velocity[0].requires_grad for e in evaluations)
@@ -70,7 +70,7 @@ def test_a_drift_is_measured_where_graphs_are_kept(tmp_path):
     found = []
     for moved in (0.0, 0.1):
         run = trainer(settings(tmp_path / str(moved), train__replay="never", train__updates=1), held_out=0)
-        run.kept_graphs.parts = (0,)
+        run.kept_graphs.steps = 5
         credited = credit(run, run.rollout(0, run.groups(0)))
         for p in run.weights.parameters:
             p.data += moved  # behind the back of the graphs
@@ -87,7 +87,7 @@ def test_rows_that_are_gathered_anew_are_replayed(tmp_path):
     losses = []
     for word in ("always", "never"):
         run = trainer(settings(tmp_path / word, train__replay=word, train__updates=1), held_out=0)
-        run.kept_graphs.parts = (0,) if word == "never" else ()
+        run.kept_graphs.steps = 5 if word == "never" else 0
         batch = run.rollout(0, run.groups(0))
         batch.tree.evaluations[0].edges[0].log_prob[0] = math.nan
         credited = credit(run, batch)
@@ -175,8 +175,8 @@ def test_copies_of_weights_are_kept_by_each_call():
         return held
 
     for calls in (1, 2):
-        assert kept.of(3 * calls, times=calls, size=3) == pytest.approx(held(calls), rel=0.1)
-        assert kept.of(3 * calls, times=calls, size=2) - kept.of(3 * calls, times=calls, size=3) == calls * kept.once
+        assert kept.of([3] * calls, size=3) == pytest.approx(held(calls), rel=0.1)
+        assert kept.of([3] * calls, size=2) - kept.of([3] * calls, size=3) == calls * kept.once
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_a_run_counts_what_was_predicted(settings, preset, overrides, rollout, u
     assert (cost.rollout_fixed, cost.update_fixed) == (True, True)
     for line in lines:
         assert (line["cost/rollout_evaluations"], line["cost/update_evaluations"]) == (cost.rollout, cost.update)
+        assert line["cost/backward_evaluations"] == cost.with_gradient
 
 
 @pytest.mark.parametrize(("proposal", "update"), [({}, 16_640), ({"top_p": 0.9}, 17_920)])
