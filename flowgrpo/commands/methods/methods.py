@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from flowgrpo.commands.methods.catalogue import WINGS, Entry, catalogue
 from flowgrpo.commands.runs.explain import to_yaml
 from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
 from flowgrpo.schema import published
+from flowgrpo.schema.imports.lazy import lazy
 from rewards.base import nearest
+
+if TYPE_CHECKING:
+    from flowgrpo.commands.methods import catalogue
+    from flowgrpo.commands.methods.catalogue import Entry
+else:  # it imports the schemas of both wings
+    catalogue = lazy("flowgrpo.commands.methods.catalogue")
 
 LABEL = 12  # width of the labels in a description
 
 
 def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
     """List the presets and the words of each axis, or describe those of a name or an arXiv number."""
-    entries = catalogue()
+    entries = catalogue.catalogue()
     if name is not None:
         asked = name.lower().replace("-", "_")
         known = dict.fromkeys(entry.name for entry in entries)
@@ -40,7 +46,7 @@ def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
 
 
 def _list(entries: Sequence[Entry]) -> None:
-    for wing in WINGS:
+    for wing in catalogue.WINGS:
         print_line(f"{wing.title}: presets, with model evaluations of one iteration")
         table = Table("preset", "rollout", "update", "what it is", box=None, padding=(0, 2))
         for entry in entries:
@@ -60,7 +66,7 @@ def _list(entries: Sequence[Entry]) -> None:
 
 def describe(entry: Entry) -> list[tuple[str, str]]:
     """Return an entry as pairs of a label and a text."""
-    (wing,) = (wing for wing in WINGS if wing.kind == entry.kind)
+    (wing,) = (wing for wing in catalogue.WINGS if wing.kind == entry.kind)
     of = "a preset" if entry.cost is not None else f"{entry.axis}: {wing.questions[entry.axis]}"
     lines = [(entry.name, f"{of} ({wing.title})"), ("source", ", ".join(f"arXiv {paper}" for paper in entry.source))]
     lines += [("formula" if entry.cost is None else "row", entry.where)]
