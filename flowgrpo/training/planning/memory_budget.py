@@ -143,6 +143,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
         ],
         "rewards_not_counted": uncounted_rewards(budget.config),
         "graphs": budget.kept_graphs(room),
+        "embeddings": budget.embeddings(),
     }
 
 
@@ -167,6 +168,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
+    if (embeddings := found["embeddings"])["prompts"]:
+        size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
+        yield f"beside it {size} GiB of host memory in each process, for the embeddings of {count:,} prompts"
     if (graphs := found["graphs"])["rows"]:
         does, size = "keeps" if graphs["kept"] else "does not keep", _gib(graphs["bytes"])
         yield f"train.replay: the rollout {does} graphs for the first update, {size} of {graphs['rows']:,} rows"
