@@ -170,7 +170,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
     if (embeddings := found["embeddings"])["prompts"]:
         size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
-        yield f"beside it {size} GiB of host memory in each process, for the embeddings of {count:,} prompts"
+        yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
     if (graphs := found["graphs"])["rows"]:
         does, size = "keeps" if graphs["kept"] else "does not keep", _gib(graphs["bytes"])
         yield f"train.replay: the rollout {does} graphs for the first update, {size} of {graphs['rows']:,} rows"
