@@ -84,11 +84,12 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
             pass  # fails here if the folder is in use; in the new processes only rank 0 would fail while the others wait
         with exit_status.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
-    from flowgrpo.commands.page_parts import history
     from flowgrpo.commands.runs.train import train_config
 
     with exit_status.report_stops(path, overrides or []):
         run = train_config(settings, configs.place_of(path))
+    from flowgrpo.commands.page_parts import history
+
     if launch.is_main():
         if (sentence := history.held_out_words(run.metrics)) is not None:
             print_line(sentence)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+from typing_extensions import TypeIs
 
 from flowgrpo.data import config_paths, configs, tables
 from flowgrpo.data.yaml_maps import parse_yaml, read_map
 from flowgrpo.errors import InputError
-from flowgrpo.flow.config import Config
-from flowgrpo.mdlm.config import TextConfig
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.schema.validation import checked
 from rewards.base import nearest
 
+if TYPE_CHECKING:
+    from flowgrpo.flow import config as flow_config
+    from flowgrpo.mdlm import config as text_config
+else:  # a command needs the schema of one kind
+    flow_config = lazy("flowgrpo.flow.config")
+    text_config = lazy("flowgrpo.mdlm.config")
+
 RENAMED = {"train.memory": "train.half_life"}  # old keys -> new keys
 
-CONFIGS: dict[str, type[RunConfig]] = {"flow": Config, "mdlm": TextConfig}
+CONFIGS: dict[str, Callable[[], type[RunConfig]]] = {
+    "flow": lambda: flow_config.Config,
+    "mdlm": lambda: text_config.TextConfig,
+}
 
 
 def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) -> RunConfig:
@@ -74,7 +84,12 @@ def validate(written: Mapping[str, Any]) -> RunConfig:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), CONFIGS)}")
     for before, now, _ in _find_old_keys(written):
         raise InputError(f"{before}: it is called {now} now")
-    return checked(CONFIGS[kind], written)
+    return checked(CONFIGS[kind](), written)
+
+
+def is_flow(config: RunConfig) -> TypeIs[flow_config.Config]:
+    """Return whether a configuration is of a flow model."""
+    return config.kind == "flow"
 
 
 def dump(config: RunConfig) -> str:

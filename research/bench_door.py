@@ -3,7 +3,7 @@
     python research/bench_door.py [--repeats 5]
 
 Each figure is the smallest of the repeats, which run in separate processes; peak memory is resident. Run it from the
-repository's root, since it reads `configs`.
+repository's root, since it reads `configs`. A run ends at its first rollout, after an evaluation of few prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 COMMANDS = {
     "--help": ["--help"],
@@ -23,7 +25,16 @@ COMMANDS = {
     "plan, refused word, mdlm": ["plan", "configs/mdlm.yaml", "algorithm.objective=token_ration"],
     "plan, embedded pictures": ["plan", "configs/shapes.yaml"],
     "plan, embedded texts": ["plan", "configs/mdlm.yaml"],
+    "train to the first rollout, embedded pictures": ["train", "configs/shapes.yaml", "eval.prompts=1"],
+    "train to the first rollout, embedded texts": ["train", "configs/mdlm.yaml", "eval.prompts=4", "run.processes=1"],
 }
+TO_FIRST_ROLLOUT = """
+import os, sys
+from flowgrpo.cli import main
+from flowgrpo.training.loop import Loop
+Loop.iterate = lambda self: os._exit(0)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def measured(arguments: list[str]) -> tuple[float, float, float]:
@@ -32,11 +43,21 @@ def measured(arguments: list[str]) -> tuple[float, float, float]:
     Raises:
         RuntimeError: its exit status is neither 0 (done) nor 2 (refused).
     """
-    started = time.perf_counter()
-    command = [sys.executable, "-m", "flowgrpo", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - started
+    root = Path.cwd()
+    program = ["-c", TO_FIRST_ROLLOUT] if arguments[0] == "train" else ["-m", "flowgrpo"]
+    words = [str(root / word) if word.startswith("configs/") else word for word in arguments]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with tempfile.TemporaryDirectory() as folder:  # a run writes its own folder there
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *program, *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 2):
         raise RuntimeError(f"flowgrpo {' '.join(arguments)} ended with status {process.returncode}")

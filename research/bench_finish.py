@@ -30,6 +30,7 @@ from flowgrpo import config
 from flowgrpo.commands.runs.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
+from flowgrpo.flow.config import Config
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
@@ -46,7 +47,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
 TREES = {"tempflow": {}, "tempflow_fast": {}, "dense_grpo": {}}
 
 
-def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: Any) -> config.Config:
+def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: Any) -> Config:
     """Return the configuration of a run of `shapes` with one form of finish."""
     whole = None if finish is None else {"steps": None, **finish}  # replaces the preset's finish
     algorithm: dict[str, Any] = {"preset": preset, "tree": {"finish": whole}}

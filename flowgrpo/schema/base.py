@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 class Strict(BaseModel):
     """A config section that forbids unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Choice(Strict):

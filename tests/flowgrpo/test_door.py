@@ -40,6 +40,18 @@ def asked(*commands):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+BEGUN = """
+import json, sys
+from flowgrpo.cli import main
+from flowgrpo.training.loop import Loop
+def run(self):
+    print("\\n" + json.dumps(sorted(sys.modules)))
+    sys.exit(0)
+Loop.run = run
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_looking_imports_nothing_that_computes():
     every = [["rewards", name] for name in BUILT_IN]
     found = asked(
@@ -118,6 +130,27 @@ def test_refusing_imports_nothing_that_computes():
         assert sentence in line, (arguments, line)
     assert set(found["statuses"]) == {2}
     assert not set(HEAVY) & set(found["modules"])
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "absent"),
+    [("shapes", "flowgrpo.mdlm", "scipy.io.wavfile"), ("mdlm", "flowgrpo.flow", "diffusers")],
+)
+def test_a_run_begins_without_what_it_does_not_use(task, other, absent, tmp_path):
+    """Up to its first sample a run has imported neither the other wing nor what writes pages and sounds."""
+    arguments = [str(ROOT / "configs" / f"{task}.yaml"), "run.processes=1"]
+    run = subprocess.run(
+        [sys.executable, "-c", BEGUN, "train", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    modules = json.loads(run.stdout.splitlines()[-1])
+    assert "flowgrpo.training.loop" in modules
+    assert not [name for name in modules if name.startswith((other, "flowgrpo.commands.page_parts"))]
+    assert absent not in modules
 
 
 def test_the_scheduler_is_imported_by_who_asks_for_it():

@@ -24,7 +24,7 @@ def explain(
     checkpoint or prompt, if it is a run of texts, or if the page cannot be written.
     """
     settings = batch_sizes.resolve_sizes(config.of_run(run), run)
-    if not isinstance(settings, config.Config):
+    if not config.is_flow(settings):
         raise InputError(f"explain: {run} is a run of texts; steps of noise are of pictures, videos and sounds")
     page = out or run / f"explain-{prompt:04d}{'' if seed is None else f'-seed-{seed}'}.html"
     check_out(page, "explain.html")

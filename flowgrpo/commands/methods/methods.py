@@ -5,24 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from flowgrpo.commands.methods.catalogue import PAPER, WINGS, Entry, catalogue
 from flowgrpo.commands.runs.explain import to_yaml
 from flowgrpo.commands.terminal import Format, out, print_json, print_line, say
 from flowgrpo.errors import InputError
 from flowgrpo.schema import published
+from flowgrpo.schema.imports.lazy import lazy
 from rewards.base import nearest
+
+if TYPE_CHECKING:
+    from flowgrpo.commands.methods import catalogue
+    from flowgrpo.commands.methods.catalogue import Entry
+else:  # it imports the schemas of both wings
+    catalogue = lazy("flowgrpo.commands.methods.catalogue")
 
 LABEL = 12  # width of the labels in a description
 
 
 def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
     """List the presets and the words of each axis, or describe those of a name or a paper, or with such an option."""
-    entries = catalogue()
+    entries = catalogue.catalogue()
     if name is not None:
         asked = name.lower().replace("-", "_")
         known = dict.fromkeys(entry.name for entry in entries)
@@ -53,11 +59,11 @@ def _with_option(entries: Sequence[Entry], fits: Callable[[str, str], bool]) -> 
 def _names_paper(meaning: str, name: str) -> bool:
     """Return whether the meaning of an option names a paper so: by its arXiv number, or a word with two capitals."""
     words = (word.strip(".") for word in re.findall(r"[\w.+-]+", meaning))
-    return name.lower() in (word.lower() for word in words if PAPER.fullmatch(word) or sum(map(str.isupper, word)) > 1)
+    return name.lower() in (word.lower() for word in words if catalogue.PAPER.fullmatch(word) or sum(map(str.isupper, word)) > 1)
 
 
 def _list(entries: Sequence[Entry]) -> None:
-    for wing in WINGS:
+    for wing in catalogue.WINGS:
         print_line(f"{wing.title}: presets, with model evaluations of one iteration")
         table = Table("preset", "rollout", "update", "what it is", box=None, padding=(0, 2))
         for entry in entries:
@@ -77,7 +83,7 @@ def _list(entries: Sequence[Entry]) -> None:
 
 def describe(entry: Entry) -> list[tuple[str, str]]:
     """Return an entry as pairs of a label and a text."""
-    (wing,) = (wing for wing in WINGS if wing.kind == entry.kind)
+    (wing,) = (wing for wing in catalogue.WINGS if wing.kind == entry.kind)
     of = "a preset" if entry.cost is not None else f"{entry.axis}: {wing.questions[entry.axis]}"
     lines = [(entry.name, f"{of} ({wing.title})"), ("source", ", ".join(f"arXiv {paper}" for paper in entry.source))]
     lines += [("formula" if entry.cost is None else "row", entry.where)]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import ImageSequence
-from scipy.io import wavfile
 
 from flowgrpo.training.reports import video_files
 from rewards.files import films, media, suffixes
@@ -104,6 +103,8 @@ def _sound(path: Path) -> bytes:
         from scipy.signal import resample_poly  # imported here, for it takes a second
 
         samples, rate = resample_poly(samples, HIGHEST_RATE, rate), HIGHEST_RATE
+    from scipy.io import wavfile  # imported here, for it takes a tenth of a second
+
     buffer = io.BytesIO()
     wavfile.write(buffer, rate, (samples.clip(-1, 1) * 32767).round().astype(np.int16))
     return buffer.getvalue()

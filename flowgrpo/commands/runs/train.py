@@ -17,15 +17,14 @@ from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 
 from flowgrpo import config
 from flowgrpo.commands import launch
-from flowgrpo.commands.inspect.gallery import check_readable, write_gallery
 from flowgrpo.commands.model_kinds import KINDS, load_engines
-from flowgrpo.commands.page_parts.trees import TREES, write_trees
 from flowgrpo.commands.remedies import remedy
 from flowgrpo.commands.runs import inputs
 from flowgrpo.data import config_paths, configs, prompts, stored, tables
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
+from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.training.checkpoints import checkpoint, resume
 from flowgrpo.training.distributed import worker_roles
@@ -45,9 +44,14 @@ from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights import lora_adapters, optimizers
 from rewards.base import default_name, matches, nearest
 
-if TYPE_CHECKING:  # a run has one of them
-    from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+if TYPE_CHECKING:
+    from flowgrpo.commands.inspect import gallery
+    from flowgrpo.commands.page_parts import trees
+    from flowgrpo.flow.pipeline.policy import DiffusersPolicy  # a run has one of them
     from flowgrpo.mdlm.policy import TextPolicy
+else:  # pages are written beside the training
+    gallery = lazy("flowgrpo.commands.inspect.gallery")
+    trees = lazy("flowgrpo.commands.page_parts.trees")
 
 LOGGER = logging.getLogger(__name__)
 SHARED_STORE = (
@@ -236,12 +240,12 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
 def _write_gallery(folder: Path) -> None:
     try:
         if TreeFolder(folder).sizes():
-            write_trees(folder, folder / TREES)
+            trees.write_trees(folder, folder / trees.TREES)
         else:
-            (folder / TREES).unlink(missing_ok=True)  # a resume dropped the trees that it showed
+            (folder / trees.TREES).unlink(missing_ok=True)  # a resume dropped the trees that it showed
     except InputError as error:
         LOGGER.warning("the page of trees is not written: %s", error)
-    write_gallery([folder], folder / "gallery.html")
+    gallery.write_gallery([folder], folder / "gallery.html")
 
 
 def _check_only(uses: Sequence[RewardUse], every: Sequence[Prompt], key: str, which: str) -> None:
@@ -315,7 +319,7 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
                 "a run goes on as it began"
             )
-    check_readable(folder)
+    gallery.check_readable(folder)
     resume.check_checkpoints(folder)
 
 

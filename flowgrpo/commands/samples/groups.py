@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.config import Config
+from flowgrpo import config
 from flowgrpo.data import prompts
 from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.errors import InputError
@@ -29,7 +29,7 @@ def write(settings: RunConfig, rows: Sequence[Row] | None, folder: Path, pairs: 
         InputError: the model is a language model, there is nothing to sample, or the folder holds something else.
         RewardError: a reward does not exist, or fails on synthetic samples.
     """
-    if not isinstance(settings, Config):
+    if not config.is_flow(settings):
         raise InputError(
             f"--groups: samples of {settings.model.path} are texts, which have no latents; take a flow model"
         )

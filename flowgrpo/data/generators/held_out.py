@@ -17,7 +17,7 @@ Caption = TypeVar("Caption")
 
 def is_held_out(caption: Caption, names_unseen: Callable[[Caption], bool]) -> bool:
     """Return whether training excludes a caption: it names an unseen kind, or its hash falls into `PARTS` of 256 parts."""
-    return names_unseen(caption) or hashlib.blake2b(str(caption).encode(), digest_size=1).digest()[0] < PARTS
+    return _is_in_held_out_part(caption) or names_unseen(caption)
 
 
 def split_captions(every: Sequence[Caption], names_unseen: Callable[[Caption], bool], split: str) -> tuple[str, ...]:
@@ -29,5 +29,9 @@ def split_captions(every: Sequence[Caption], names_unseen: Callable[[Caption], b
     if split == "train":
         return tuple(map(str, islice((c for c in shuffled if not is_held_out(c, names_unseen)), TRAIN)))
     unseen = list(islice(filter(names_unseen, shuffled), EVAL // 4))
-    known = list(islice((c for c in shuffled if is_held_out(c, names_unseen) and not names_unseen(c)), 3 * EVAL // 4))
+    known = list(islice((c for c in shuffled if _is_in_held_out_part(c) and not names_unseen(c)), 3 * EVAL // 4))
     return tuple(str(c) for i in range(EVAL // 4) for c in (*known[3 * i : 3 * i + 3], unseen[i]))
+
+
+def _is_in_held_out_part(caption: Caption) -> bool:
+    return hashlib.blake2b(str(caption).encode(), digest_size=1).digest()[0] < PARTS

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from flowgrpo.data import embedded, stored
+from flowgrpo.data import embedded, prompts, stored
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.model.memory_estimate import policy_copies
@@ -20,6 +20,7 @@ from flowgrpo.flow.pipeline.networks.traits import ENCODERS, is_network
 from flowgrpo.flow.planning.iteration_forecast import count_kept, most_graphs
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial, trial
 from flowgrpo.flow.planning.plan import call_and_branches
+from flowgrpo.flow.rollouts.prompt_encoding import count_prompts
 from flowgrpo.flow.updates.rollout_graphs import ROOM, Kept
 from flowgrpo.training.distributed.gpu_layout import OF_NODE
 from flowgrpo.training.planning.allocation_counter import Peaks
@@ -50,6 +51,8 @@ class FlowBudget(Budget):
     graphs: tuple[int, ...]  # rows at each trained step whose graphs a rollout may keep (`flow.updates.rollout_graphs`)
     samples: int  # samples of a rollout
     group: int  # samples of the largest group
+    train_prompts: int  # training prompts
+    held_out: int  # held-out prompts
     loads_later: bool  # whether the networks can load after the prompts are encoded
 
     @override
@@ -127,6 +130,12 @@ class FlowBudget(Budget):
             "kept_bytes": self.graph_bytes(kept),
         }
 
+    @override
+    def embeddings(self) -> dict[str, int]:
+        train, held_out = count_prompts(self.config, train=self.train_prompts, held_out=self.held_out)
+        size = train * self.trial.embeddings + held_out * self.trial.held_out_embeddings
+        return {"prompts": train + held_out, "bytes": size}
+
     @property
     @override
     def unavailable(self) -> Collection[str]:
@@ -166,7 +175,9 @@ def fit(config: Config, gpu_bytes: int) -> dict[str, Any]:
 @contextmanager
 def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
     """Yield the memory of a run on machines with `of_node` GPUs, valid inside the context only; raise as `fit` does."""
-    longest = max(stored.train_prompts(config), key=lambda p: len(p.text))
+    train_prompts = stored.train_prompts(config)
+    held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
+    longest = max(train_prompts, key=lambda p: len(p.text))
     call = {**embedded.default_call(config.model.path), **config.model.call}
     with meta_pipeline.configs(config.model.path) as folder, few_objects():
         local = with_setting(with_setting(config, "model.path", folder), "model.call", call)
@@ -184,6 +195,8 @@ def budget_of(config: Config, of_node: int = OF_NODE) -> Iterator[FlowBudget]:
             graphs=graphs.graph_rows if graphs else (),
             samples=config.train.groups * group,
             group=group,
+            train_prompts=len(train_prompts),
+            held_out=len(held_out),
             loads_later=load.loads_later(folder),
             measure=measure,
             of_node=of_node,

@@ -17,11 +17,12 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline import guidance
+from flowgrpo.flow.pipeline.inputs.prompt_embeddings import EmbeddingShape
 from flowgrpo.flow.pipeline.loading import load, meta_pipeline
 from flowgrpo.flow.pipeline.networks import traits
 from flowgrpo.flow.pipeline.networks.switches import ENTRANCES, checkpoint_gradients, decoders, tile
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
-from flowgrpo.flow.rollouts.prompt_encoding import changed_arguments, eval_call
+from flowgrpo.flow.rollouts.prompt_encoding import changed_arguments, eval_call, further_calls
 from flowgrpo.flow.updates.rollout_graphs import Kept
 from flowgrpo.training.planning.allocation_counter import Peaks
 from flowgrpo.training.planning.memory_phases import TrialSizes
@@ -51,6 +52,8 @@ class Trial(TrialSizes):
 
     state: int  # one latent state in float32
     encode: int  # peak of encoding one prompt
+    embeddings: int  # of a training prompt, in host memory
+    held_out_embeddings: int  # of a held-out prompt, in host memory
     rollout: Sampling
     evaluate: Sampling | None  # None if evaluation takes as much as a rollout
     graph: Kept  # autograd graph of a step; empty if the config has checkpointing
@@ -90,10 +93,7 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
     with policy.call_overrides(**guidance.training_call(model.guidance, policy)):
         other = changed_arguments(evaluation, policy)
         with torch.no_grad(), meta.phase() as live:
-            policy.prepare([row])
-            if other:
-                with policy.call_overrides(**evaluation):
-                    policy.prepare([row])
+            embeddings, held_out_embeddings = _measure_embeddings(config, policy, row, evaluation)
             encode = live.peak
         sampling, state = _measure_sampling(policy, meta, row, tiled=model.vae_tiling)
         evaluate = None
@@ -108,6 +108,8 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         trained=numbers,
         state=4 * sum(x.numel() for x in state),
         encode=encode,
+        embeddings=embeddings,
+        held_out_embeddings=held_out_embeddings,
         rollout=sampling,
         evaluate=evaluate,
         update=update[0] or Peaks(),
@@ -116,6 +118,23 @@ def trial(config: Config, folder: str, row: Row) -> Trial:
         graph_checkpointed=graph[1],
         dequantises=model.quantise is not None,
     )
+
+
+def _measure_embeddings(
+    config: Config, policy: DiffusersPolicy, row: Row, evaluation: dict[str, Any]
+) -> tuple[int, int]:
+    """Encode a prompt under each call of a run; return the bytes that a training and a held-out prompt keep."""
+
+    def encode(call: dict[str, Any]) -> tuple[EmbeddingShape, ...]:
+        with policy.call_overrides(**call):
+            policy.prepare([row])
+            return policy.walk.encode(row)
+
+    kept: list[tuple[EmbeddingShape, ...]] = []
+    for call, _ in [({}, ""), *further_calls(config, policy)]:
+        if (shapes := encode(call)) not in kept:  # else it is the same embedding
+            kept.append(shapes)
+    return sum(s.nbytes for shapes in kept for s in shapes), sum(s.nbytes for s in encode(evaluation))
 
 
 @torch.no_grad()

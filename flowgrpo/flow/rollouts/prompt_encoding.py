@@ -42,22 +42,47 @@ def encode_run(
     def due(prompts: Sequence[Prompt]) -> list[Prompt]:
         return [prompt for prompt in prompts if not stay or policy.takes & prompt.columns.keys()]
 
-    indices = indices_ahead(config, len(train_prompts), done=done, shards=shards) if rolls_out else ()
-    rows = build_rows([*longest_and_shortest(train_prompts), *due([train_prompts[i] for i in indices])])
+    ahead: list[Prompt] = []
+    if rolls_out and due(train_prompts):
+        ahead = due([train_prompts[i] for i in indices_ahead(config, len(train_prompts), done=done, shards=shards)])
+    rows = build_rows([*longest_and_shortest(train_prompts), *ahead])
     evaluation = eval_call(config, policy)
     with policy.call_overrides(**guidance.training_call(config.model.guidance, policy)):
         policy.prepare(rows)
-        if config.model.guidance == "rollout":
-            with policy.call_overrides(**guidance.update_call(config.model.guidance, policy)):
-                policy.prepare(rows)
-        if config.train.draft is not None:
-            with policy.call_overrides(**config.train.draft.call):
-                policy.prepare(rows, "train.draft.call")
+        for call, key in further_calls(config, policy):
+            with policy.call_overrides(**call):
+                policy.prepare(rows, key)
     held_out = longest_and_shortest(eval_prompts)
     for shard in shards:
         held_out += due(eval_prompts[shard.index :: shard.count])
     with policy.call_overrides(**evaluation):
         policy.prepare(build_rows(held_out), "eval.call" if config.eval.call else "model.call")
+
+
+def further_calls(config: Config, policy: Policy) -> list[tuple[dict[str, Any], str]]:
+    """Return the calls under which training prompts are encoded beside that of the rollout.
+
+    Each is given by the arguments that differ, with their config key; they go over the rollout's arguments.
+    """
+    calls: list[tuple[dict[str, Any], str]] = []
+    if config.model.guidance == "rollout":
+        calls.append((guidance.update_call(config.model.guidance, policy), "model.call"))
+    if config.train.draft is not None:
+        calls.append((config.train.draft.call, "train.draft.call"))
+    return calls
+
+
+def count_prompts(config: Config, *, train: int, held_out: int) -> tuple[int, int]:
+    """Return how many of a run's training and held-out prompts one process encodes, at most."""
+    shards, section = config.run.shards, config.train
+    drawn = train
+    if config.prompts.pick.by == "shuffle":
+        roots = section.groups * config.algorithm.roots(section.group_size)
+        all_may_come = config.prompts.pick.second_stage is not None or section.draft is not None
+        groups = section.groups if all_may_come else min(section.groups, -(-roots // shards))
+        rounds = 0 if config.algorithm.kernel.calibrate is None else config.algorithm.kernel.calibrate.rounds
+        drawn = min(train, groups * (section.iterations + rounds))
+    return drawn, -(-held_out // (config.run.evaluators or shards))
 
 
 def eval_call(config: Config, policy: Policy) -> dict[str, Any]:

@@ -288,7 +288,7 @@ def build_config(path: str, written: Written) -> PreTrainedConfig:
 def load(path: str, place: str, written: Written, dtype: torch.dtype, *, variant: str | None = None) -> PreTrainedModel:
     """Load the model `path` from `place`, its folder or hub id; raise InputError if config or weights do not fit."""
     config, kind = build_config(path, written), ARCHITECTURES[written["model_type"]].model
-    with weight_check.silent():
+    with weight_check.silent("transformers"):
         return kind.from_pretrained(place, config=config, dtype=dtype, variant=variant)
 
 

@@ -85,7 +85,7 @@ def load_predictor(
         else:
             kind = _model_class(path, config, trust_remote_code)
             options = {"dtype": dtype, "variant": variant, "trust_remote_code": trust_remote_code}
-            with weight_check.silent():
+            with weight_check.silent("transformers"):
                 model, info = kind.from_pretrained(model_path, output_loading_info=True, **options)
             weight_check.refuse(weight_check.compare_loaded(info, model), type(model).__name__, path)
     if quantise:

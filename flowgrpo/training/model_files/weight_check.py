@@ -57,7 +57,12 @@ def is_checked(kind: Any) -> bool:
 
 def stems_of(kind: Any) -> tuple[str, ...]:
     """Return the file name stems that the library of a class reads."""
-    return STEMS["diffusers" if issubclass(kind, diffusers.ModelMixin) else "transformers"]
+    return STEMS[_library(kind)]
+
+
+def _library(kind: type) -> str:
+    """Return the library of a checked class; a model of transformers is known without an import of diffusers."""
+    return "transformers" if issubclass(kind, transformers.PreTrainedModel) else "diffusers"
 
 
 def check(
@@ -86,8 +91,8 @@ def check(
         shapes = hub_files.shapes(place, folder, variant, stems)
     if weights is None or not (shapes or (weights.files and weights.has_headers)):
         return  # pickles at the hub have no headers
-    with hub_files.one_sentence(model), silent():
-        if issubclass(kind, diffusers.ModelMixin):
+    with hub_files.one_sentence(model), silent(_library(kind)):
+        if _library(kind) == "diffusers":
             own_config = kind.load_config(place, subfolder=folder)
         else:
             own_config = kind.config_class.from_pretrained(place, subfolder=folder) if config is None else config
@@ -135,7 +140,7 @@ def refuse(found: Difference, kind: str, place: str, all_used: bool = False) -> 
 def _compare(kind: Any, config: Any, shapes: Mapping[str, Shape], *, sharded: bool) -> Difference:
     tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     with torch.random.fork_rng(devices=[]):
-        if issubclass(kind, diffusers.ModelMixin):
+        if _library(kind) == "diffusers":
             return _compare_diffusers(kind, config, tensors, renames=not sharded)
         return _compare_transformers(kind, config, tensors)
 
@@ -185,16 +190,14 @@ def _compare_layers(found: Difference, tensors: Mapping[str, torch.Tensor]) -> D
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Return a context without the tables, progress bars and warnings of diffusers and transformers."""
-    logs = [import_module(f"{library}.utils.logging") for library in ("diffusers", "transformers")]
-    before = [log.get_verbosity() for log in logs]
-    with hub_files.without_progress_bars("diffusers", "transformers"), warnings.catch_warnings():
+def silent(library: str) -> Iterator[None]:
+    """Return a context without the tables, progress bars and warnings of `diffusers` or `transformers`."""
+    log = import_module(f"{library}.utils.logging")
+    before = log.get_verbosity()
+    with hub_files.without_progress_bars(library), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for log in logs:
-            log.set_verbosity_error()
+        log.set_verbosity_error()
         try:
             yield
         finally:
-            for log, verbosity in zip(logs, before, strict=True):
-                log.set_verbosity(verbosity)
+            log.set_verbosity(before)

@@ -143,6 +143,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
         ],
         "rewards_not_counted": uncounted_rewards(budget.config),
         "graphs": budget.kept_graphs(room),
+        "embeddings": budget.embeddings(),
     }
 
 
@@ -167,6 +168,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
+    if (embeddings := found["embeddings"])["prompts"]:
+        size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
+        yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
     if (graphs := found["graphs"])["rows"]:
         kept, rows = graphs["kept_rows"], graphs["rows"]
         every = "" if kept == rows else f"; all {rows:,} would take {_gib(graphs['bytes'])}"

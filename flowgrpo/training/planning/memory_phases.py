@@ -204,6 +204,13 @@ class Budget(ABC):
         """
         return {"rows": 0, "bytes": 0, "kept_rows": 0, "kept_bytes": 0}
 
+    def embeddings(self) -> dict[str, int]:
+        """Return `prompts` and `bytes` of the embeddings that a process keeps in host memory, at most.
+
+        The base class keeps none.
+        """
+        return {"prompts": 0, "bytes": 0}
+
     def largest(self, room: int) -> dict[str, int]:
         """Return the largest batch size that fits into `room` bytes, by key; 0 if one row does not fit."""
         rows: dict[str, list[int]] = {ROLLOUT: [], UPDATE: []}

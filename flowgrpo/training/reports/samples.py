@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from scipy.io import wavfile
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -142,6 +141,8 @@ def save_sample(
 
 
 def _write_wav(sound: torch.Tensor, file: Path, sampling_rate: int) -> None:
+    from scipy.io import wavfile  # imported here, for it takes a tenth of a second
+
     wavfile.write(file, sampling_rate, sound.clamp(-1, 1).mul(32767).round().short().T.cpu().numpy())
 
 

@@ -21,7 +21,10 @@ class CallCache:
 
     def of(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of a key, computed by `make` if needed; the caller must not change it."""
-        entry = self._results.pop(key, None) or _with_size(make())
+        entry = self._results.pop(key, None)
+        if entry is None:
+            result = make()
+            entry = result, tensor_bytes(result)
         if entry[1] <= KEPT:
             self._results[key] = entry
             while sum(size for _, size in self._results.values()) > KEPT:
@@ -29,12 +32,13 @@ class CallCache:
         return entry[0]
 
 
-def _with_size(result: Any) -> tuple[Any, int]:
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors of a nested value."""
     sizes: list[int] = []
 
     def counted(tensor: torch.Tensor) -> torch.Tensor:
         sizes.append(tensor.nbytes)
         return tensor
 
-    map_tensors(counted, result)
-    return result, sum(sizes)
+    map_tensors(counted, value)
+    return sum(sizes)

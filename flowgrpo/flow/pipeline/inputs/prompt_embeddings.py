@@ -14,7 +14,7 @@ from diffusers import DiffusionPipeline
 
 from flowgrpo.data.tensor_maps import map_tensors
 from flowgrpo.errors import InputError
-from flowgrpo.flow.pipeline.inputs.call_cache import CallCache
+from flowgrpo.flow.pipeline.inputs.call_cache import CallCache, tensor_bytes
 from flowgrpo.flow.pipeline.inputs.cut_prompts import CutPrompts
 from flowgrpo.flow.pipeline.networks.traits import ENCODERS
 from samplers.drawing import to_device
@@ -25,11 +25,13 @@ class EmbeddingShape:
     """Shapes of the outputs of `encode_prompt` for one row.
 
     `parts` has for each output: the shape of a tensor, the type `list` for a list, else the value itself. `masked` tells
-    whether one output is an attention mask, so that embeddings can be padded to a common length.
+    whether one output is an attention mask, so that embeddings can be padded to a common length. `nbytes` are the bytes
+    of all outputs.
     """
 
     parts: tuple[Any, ...]
     masked: bool
+    nbytes: int
 
     def batch_key(self, pads_prompts: bool) -> Any:
         """Return a key that must be equal for rows to share a batch; `pads_prompts` allows unequal lengths."""
@@ -48,8 +50,9 @@ class RestingEncoder:
 class EmbeddingCache:
     """A cache that replaces `pipe.encode_prompt`: it keeps each row's embeddings, and assembles batches of them.
 
-    Each row is encoded alone, so that its embeddings do not depend on its batch. All embeddings stay in host memory, the
-    latest used ones on the device, too.
+    Each row is encoded alone. In a batch its embeddings would differ by rounding, or by padding, with the rows beside it,
+    which are others after a resume and in another process. All embeddings stay in host memory, the latest used ones on
+    the device, too.
 
     Args:
         after_encoding: how `offload` treats the text encoders: `keep` leaves them, `offload` moves them to host memory (and
@@ -154,7 +157,8 @@ def _shape(output: Any) -> EmbeddingShape:
     parts = output if isinstance(output, tuple) else (output,)
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     shapes = [list if isinstance(p, list) else tuple(p.shape) if isinstance(p, torch.Tensor) else p for p in parts]
-    return EmbeddingShape(tuple(shapes), any(not t.is_floating_point() and t.ndim > 1 for t in tensors))
+    masked = any(not t.is_floating_point() and t.ndim > 1 for t in tensors)
+    return EmbeddingShape(tuple(shapes), masked, tensor_bytes(output))
 
 
 def fingerprint(value: Any) -> Any:

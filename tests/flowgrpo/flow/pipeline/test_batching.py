@@ -17,7 +17,7 @@ class Lengths:
     masked: bool
 
     def encode(self, row):
-        return (EmbeddingShape(((1, len(row.prompt), 2), (1, len(row.prompt))), self.masked),)
+        return (EmbeddingShape(((1, len(row.prompt), 2), (1, len(row.prompt))), self.masked, 0),)
 
     def conditions_key(self, row):
         return repr(row.columns)

@@ -30,6 +30,8 @@ TRIAL = Trial(
     trained=GIB // 8,
     state=GIB // 1024,
     encode=GIB // 4,
+    embeddings=GIB // 512,
+    held_out_embeddings=GIB // 1024,
     rollout=Sampling(
         step=each_row(1),
         operations=0,
@@ -61,6 +63,8 @@ def budget(measured=TRIAL, *, loads_later=True, **changes):
         graphs=(32, 32),
         samples=8 * 16,
         group=16,
+        train_prompts=1000,
+        held_out=256,
         loads_later=loads_later,
         measure=lambda other: measured,
     )
@@ -197,6 +201,17 @@ def test_rewards_have_a_part_of_their_own_in_every_phase():
     written = [*lines(check_fit(scored, 24 * GIB))]
     assert written[0].split()[2:4] == ["weights", "rewards"]
     assert written[1].split()[2:4] == ["10.0", "1.8"]
+
+
+def test_the_embeddings_that_stay_in_host_memory_are_counted():
+    """Of each training prompt that the iterations draw at most, and of all held-out prompts of a process."""
+    found = budget(train__iterations=10, train__groups=8)
+    assert found.embeddings() == {"prompts": 80 + 256, "bytes": 80 * GIB // 512 + 256 * GIB // 1024}
+    (line,) = (line for line in lines(check_fit(found, 80 * GIB)) if "host memory" in line)
+    assert line == "host memory: embeddings of 336 prompts take at most 0.4 GiB in each process"
+    assert budget(train__iterations=10**6, train__groups=8).embeddings()["prompts"] == 1000 + 256
+    spread = budget(train__iterations=10, train__groups=8, train__group_size=4, run__processes=16)
+    assert spread.embeddings()["prompts"] == 10 * 2 + 16  # two roots a process, so at most two groups
 
 
 def test_a_copy_that_drafts_are_sampled_by_is_counted_while_it_is_there():

@@ -11,14 +11,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo import SPECIMENS
 
 from flowgrpo import config
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.prompts import Prompt, Row
 from flowgrpo.flow import setup
+from flowgrpo.flow.pipeline.inputs.call_cache import tensor_bytes
 from flowgrpo.flow.pipeline.loading.meta_pipeline import configs
 from flowgrpo.flow.planning import memory_trace
 from flowgrpo.flow.planning.memory_trace import Kept, trial
+from flowgrpo.flow.rollouts.prompt_encoding import encode_run
 from flowgrpo.training.planning import meta_networks
 from flowgrpo.training.planning.allocation_counter import AllocationCounter, Peaks
 from flowgrpo.training.planning.iteration_cost import forwards_of
+from flowgrpo.training.planning.memory_phases import with_setting
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
@@ -235,6 +238,26 @@ def test_a_row_of_longer_text_takes_more(tmp_path):
     chosen = settings(tmp_path, specimen, call={**specimen.call, "true_cfg_scale": 1.0})
     short, long = (trial(chosen, str(tmp_path), Row(text, 0)) for text in ("a cat", "a cat " * 40))
     assert long.rollout.step.of(1) > 1.2 * short.rollout.step.of(1)
+
+
+@pytest.mark.usefixtures("no_decoding", "no_update")
+@pytest.mark.parametrize(("guidance_scale", "rollouts"), [(4.0, "rollout"), (1.0, "pipeline")])
+def test_the_embeddings_are_planned_that_a_prompt_keeps(guidance_scale, rollouts, tmp_path):
+    """A run whose rollouts alone are guided keeps those of each call; a held-out prompt keeps those of one."""
+    specimen = SPECIMENS["StableDiffusion3Pipeline"]
+    specimen.build().save_pretrained(tmp_path)
+    unguided = settings(tmp_path, specimen, call={**specimen.call, "guidance_scale": guidance_scale})
+    chosen = with_setting(unguided, "model.guidance", rollouts)  # which a config takes for other likelihoods
+    row = specimen.rows[0]
+    planned = trial(chosen, str(tmp_path), row)
+    sizes = []
+    for train, held_out in (([row], []), ([], [row])):
+        policy, _ = loaded(chosen)
+        prompts = [[Prompt(each.prompt, each.columns) for each in rows] for rows in (train, held_out)]
+        encode_run(policy, chosen, *prompts, device=torch.device("cuda"), rolls_out=bool(train))
+        sizes.append(sum(tensor_bytes(output) for output in policy.embeddings._outputs.values()))
+    assert [planned.embeddings, planned.held_out_embeddings] == sizes
+    assert (sizes[0] > sizes[1]) == (rollouts == "rollout")
 
 
 @pytest.mark.usefixtures("no_decoding", "no_checkpointing")
