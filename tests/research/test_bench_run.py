@@ -20,6 +20,15 @@ def test_a_reward_beside_decoding_is_told(bench, tmp_path, monkeypatch):
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in ratios.values())
 
 
+def test_a_reward_beside_sampling_is_told(bench, monkeypatch):
+    monkeypatch.setattr(bench, "GROUPS", 2)
+    monkeypatch.setattr(bench, "SIZE", 1)
+    monkeypatch.setattr(bench, "WAIT", 0.0)
+    found = bench.sampling(1)
+    assert [name.partition(" a call")[0] for name in found] == [f"rollout, {n} of 2 groups" for n in (1, 2, 4)]
+    assert all(each["pairs"] == 1 for each in found.values())
+
+
 def test_an_iteration_is_the_difference_of_two_runs(bench, monkeypatch):
     taken = {(1, 1): [10.0, 12.0], (1, 5): [18.0, 20.0], (2, 1): [11.0, 13.0], (2, 5): [16.0, 17.0]}
     monkeypatch.setattr(bench.paired, "in_turns", lambda works, rounds, clock: taken)
