@@ -5,8 +5,8 @@
  - `rewards`: wall seconds of decoding and scoring samples of the embedded model at once, group by group, over those of
    decoding all samples first. One reward computes on this machine for as long as decoding takes. Another waits for as long,
    like a reward that is served elsewhere.
- - `sampling`: wall seconds of a rollout of the embedded model, whose reward waits 50 ms for each of 8 groups, over one whose
-   groups are scored after all are sampled; in calls of one, two and four groups.
+ - `sampling`: wall seconds of a rollout of the embedded model that scores groups while it samples others, over one that
+   scores them after all are sampled; in calls of one, two and four of 8 groups. The reward waits as long as sampling takes.
  - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: at best one half,
    on a machine with a core for each. The start is excluded, by the difference of a long and a short run.
  - `start`: CPU seconds of commands over those of a process that only imports PyTorch.
@@ -42,32 +42,21 @@ from samplers.plans import chain
 from samplers.trees import Root
 
 GROUPS, SIZE = 8, 8  # groups, and samples of each
-WAIT = 0.05  # seconds of a call of a reward in `sampling`
+CHAINS = 4  # samples of each group in `sampling`
 ITERATIONS = 4  # further iterations of the long run
 QUIET = ("eval.every=100000", "eval.prompts=1", "eval.save=0", "run.checkpoint.every=100000", "run.trees=null")
 COMMANDS = {"--help": ["--help"], "plan of configs/shapes.yaml": ["plan", "configs/shapes.yaml"]}
 
 
-def waiting(seconds: float) -> Reward:
-    """Return a reward that waits `seconds` per sample, as if another machine computed it."""
+def waiting(seconds: float, *, remote: bool = True) -> Reward:
+    """Return a reward that waits `seconds` per sample, as if another machine computed it; `remote`: and as if it said so."""
 
     def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
         time.sleep(seconds * len(samples))
         return [0.0] * len(samples)
 
-    function.remote = True
-    return Reward("waiting", function)
-
-
-def answering(seconds: float, *, remote: bool) -> Reward:
-    """Return a reward that waits `seconds` in each call; if it is not `remote`, it is called after sampling."""
-
-    def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
-        time.sleep(seconds)
-        return [0.0] * len(samples)
-
     function.remote = remote
-    return Reward("answering", function)
+    return Reward("waiting", function)
 
 
 def computing(work: Work) -> Reward:
@@ -122,20 +111,18 @@ def rewards(rounds: int) -> dict[str, Ratio]:
 def sampling(rounds: int) -> dict[str, Ratio]:
     """Return the ratios of rollouts that score groups while they sample others to rollouts that score them afterwards."""
     policy, kernels = shapes(), [Kernel(level=0.7)] * 9
-    roots = [Root(group, i, Row("a red circle", SIZE * group + i)) for group in range(GROUPS) for i in range(SIZE)]
+    rows = [[Row("a red circle", CHAINS * group + i) for i in range(CHAINS)] for group in range(GROUPS)]
+    roots = [Root(group, i, row) for group, own in enumerate(rows) for i, row in enumerate(own)]
+
+    def rolled(groups: int, reward: Reward) -> None:
+        plan = chain([*kernels, ODE], range(9), range(9))
+        rollout(policy, plan, roots, rewards=[reward], micro_batch=groups * CHAINS, seed=0, iteration=0)
+
     found = {}
     for groups in (1, 2, 4):
+        alone = min(paired.wall(partial(rolled, groups, waiting(0.0))) for _ in range(2))
         works = {
-            name: partial(
-                rollout,
-                policy,
-                chain([*kernels, ODE], range(9), range(9)),
-                roots,
-                rewards=[answering(WAIT, remote=remote)],
-                micro_batch=groups * SIZE,
-                seed=0,
-                iteration=0,
-            )
+            name: partial(rolled, groups, waiting(alone / len(roots), remote=remote))
             for name, remote in {"while": True, "after": False}.items()
         }
         taken = paired.in_turns(works, rounds, paired.wall)

@@ -22,8 +22,7 @@ def test_a_reward_beside_decoding_is_told(bench, tmp_path, monkeypatch):
 
 def test_a_reward_beside_sampling_is_told(bench, monkeypatch):
     monkeypatch.setattr(bench, "GROUPS", 2)
-    monkeypatch.setattr(bench, "SIZE", 1)
-    monkeypatch.setattr(bench, "WAIT", 0.0)
+    monkeypatch.setattr(bench, "CHAINS", 1)
     found = bench.sampling(1)
     assert [name.partition(" a call")[0] for name in found] == [f"rollout, {n} of 2 groups" for n in (1, 2, 4)]
     assert all(each["pairs"] == 1 for each in found.values())

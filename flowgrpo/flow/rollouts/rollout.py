@@ -1,4 +1,4 @@
-"""Rollouts: grow the trees of an iteration, decode their leaves, and score samples while the next are decoded."""
+"""Rollouts: grow the trees of an iteration, decode their leaves, and score samples while the next are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
-from flowgrpo.training.scoring.group_scores import Gather, Piece, PieceScoring
+from flowgrpo.training.scoring.group_scores import Gather, Piece, PieceScoring, are_remote
 from flowgrpo.training.scoring.scorer import Scores
 from rewards import Reward
 from rewards.audio import Films, join_samples
@@ -222,7 +222,7 @@ def rollout(
     If all rewards wait for other machines, a group is decoded and scored as soon as it has all its leaves, while the model
     samples the others. All calls are the same as otherwise. Arguments are those of `score_leaves` and of `walk`.
     """
-    remote = bool(rewards) and all(reward.remote for reward in rewards)
+    remote = are_remote(rewards)
     with PieceScoring(rewards, assignment, gather, shard=shard) as scoring:
         leaves = _Leaves(scoring, micro_batch, on_host=remote)
 

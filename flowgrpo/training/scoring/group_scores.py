@@ -36,6 +36,11 @@ class Piece:
     rows: Sequence[Row]  # prompt and columns of each sample
 
 
+def are_remote(rewards: Sequence[Reward]) -> bool:
+    """Return whether all rewards wait for other machines, so that they take nothing from a model that samples."""
+    return bool(rewards) and all(reward.remote for reward in rewards)
+
+
 class PieceScoring:
     """A context that scores pieces of an iteration in threads, from the moment that they are added.
 
