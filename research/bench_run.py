@@ -6,7 +6,7 @@
    decoding all samples first. One reward computes on this machine for as long as decoding takes. Another waits for as long,
    like a reward that is served elsewhere.
  - `sampling`: wall seconds of a rollout of the embedded model that scores groups while it samples others, over one that
-   scores them after all are sampled; in calls of one, two and four of 8 groups. The reward waits as long as sampling takes.
+   scores them after all are sampled; in calls of one and of four of 8 groups. The reward waits as long as sampling takes.
  - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: at best one half,
    on a machine with a core for each. The start is excluded, by the difference of a long and a short run.
  - `start`: CPU seconds of commands over those of a process that only imports PyTorch.
@@ -119,7 +119,7 @@ def sampling(rounds: int) -> dict[str, Ratio]:
         rollout(policy, plan, roots, rewards=[reward], micro_batch=groups * CHAINS, seed=0, iteration=0)
 
     found = {}
-    for groups in (1, 2, 4):
+    for groups in (1, 4):
         alone = min(paired.wall(partial(rolled, groups, waiting(0.0))) for _ in range(2))
         works = {
             name: partial(rolled, groups, waiting(alone / len(roots), remote=remote))
