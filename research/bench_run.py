@@ -1,10 +1,12 @@
 """Measure costs of a run besides its models: rewards during decoding, two processes instead of one, and the start.
 
-    OMP_NUM_THREADS=1 python research/bench_run.py [--rounds 5] [--json FILE] [--only rewards|processes|start]
+    OMP_NUM_THREADS=1 python research/bench_run.py [--rounds 5] [--json FILE] [--only rewards|sampling|processes|start]
 
  - `rewards`: wall seconds of decoding and scoring samples of the embedded model at once, group by group, over those of
    decoding all samples first. One reward computes on this machine for as long as decoding takes. Another waits for as long,
    like a reward that is served elsewhere.
+ - `sampling`: wall seconds of a rollout of the embedded model that scores groups while it samples others, over one that
+   scores them after all are sampled; in calls of one and of four of 8 groups. The reward waits as long as sampling takes.
  - `processes`: wall seconds of an iteration of `configs/shapes.yaml` in two processes over those in one: at best one half,
    on a machine with a core for each. The start is excluded, by the difference of a long and a short run.
  - `start`: CPU seconds of commands over those of a process that only imports PyTorch.
@@ -30,23 +32,28 @@ from paired import Ratio, Spent, Work
 from flowgrpo.data.prompts import Row
 from flowgrpo.flow.pipeline.loading.load import load_pipeline
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
+from flowgrpo.flow.rollouts.rollout import rollout
 from flowgrpo.training.scoring.group_scores import Piece, score_pieces
 from rewards import Reward
+from samplers.kernels import ODE, Kernel
+from samplers.plans import chain
+from samplers.trees import Root
 
 GROUPS, SIZE = 8, 8  # groups, and samples of each
+CHAINS = 4  # samples of each group in `sampling`
 ITERATIONS = 4  # further iterations of the long run
 QUIET = ("eval.every=100000", "eval.prompts=1", "eval.save=0", "run.checkpoint.every=100000", "run.trees=null")
 COMMANDS = {"--help": ["--help"], "plan of configs/shapes.yaml": ["plan", "configs/shapes.yaml"]}
 
 
-def waiting(seconds: float) -> Reward:
-    """Return a reward that waits `seconds` per sample, as if another machine computed it."""
+def waiting(seconds: float, *, remote: bool = True) -> Reward:
+    """Return a reward that waits `seconds` per sample, as if another machine computed it; `remote`: and as if it said so."""
 
     def function(samples: torch.Tensor, rows: Sequence[Row]) -> list[float]:
         time.sleep(seconds * len(samples))
         return [0.0] * len(samples)
 
-    function.remote = True
+    function.remote = remote
     return Reward("waiting", function)
 
 
@@ -60,10 +67,15 @@ def computing(work: Work) -> Reward:
     return Reward("computing", function)
 
 
+def shapes() -> DiffusersPolicy:
+    """Return the embedded model with short chains."""
+    settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
+    return DiffusersPolicy(load_pipeline("shapes", torch.float32), settings)
+
+
 def rewards(rounds: int) -> dict[str, Ratio]:
     """Return the ratios of decoding and scoring at once to one after the other."""
-    settings = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64}
-    policy = DiffusersPolicy(load_pipeline("shapes", torch.float32), settings)
+    policy = shapes()
     other = load_pipeline("shapes", torch.float32).vae  # a second decoder, since it works in another thread
     asked = [[Row("a red circle", SIZE * group + i) for i in range(SIZE)] for group in range(GROUPS)]
     states = [policy.start(rows) for rows in asked]
@@ -91,6 +103,29 @@ def rewards(rounds: int) -> dict[str, Ratio]:
         }
         taken = paired.in_turns(works, rounds, paired.wall)
         found[f"decoding and {name}: at once / one after the other"] = paired.paired(taken["at once"], taken["in turn"])
+    return found
+
+
+def sampling(rounds: int) -> dict[str, Ratio]:
+    """Return the ratios of rollouts that score groups while they sample others to rollouts that score them afterwards."""
+    policy, kernels = shapes(), [Kernel(level=0.7)] * 9
+    rows = [[Row("a red circle", CHAINS * group + i) for i in range(CHAINS)] for group in range(GROUPS)]
+    roots = [Root(group, i, row) for group, own in enumerate(rows) for i, row in enumerate(own)]
+
+    def rolled(groups: int, reward: Reward) -> None:
+        plan = chain([*kernels, ODE], range(9), range(9))
+        rollout(policy, plan, roots, rewards=[reward], micro_batch=groups * CHAINS, seed=0, iteration=0)
+
+    found = {}
+    for groups in (1, 4):
+        alone = min(paired.wall(partial(rolled, groups, waiting(0.0))) for _ in range(2))
+        works = {
+            name: partial(rolled, groups, waiting(alone / len(roots), remote=remote))
+            for name, remote in {"while": True, "after": False}.items()
+        }
+        taken = paired.in_turns(works, rounds, paired.wall)
+        name = f"rollout, {groups} of {GROUPS} groups a call: scored while sampling / after it"
+        found[name] = paired.paired(taken["while"], taken["after"])
     return found
 
 
@@ -139,7 +174,12 @@ def start(rounds: int) -> dict[str, Ratio]:
     return found
 
 
-PARTS: dict[str, Callable[[int], dict[str, Ratio]]] = {"rewards": rewards, "processes": processes, "start": start}
+PARTS: dict[str, Callable[[int], dict[str, Ratio]]] = {
+    "rewards": rewards,
+    "sampling": sampling,
+    "processes": processes,
+    "start": start,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -77,6 +77,11 @@ class Reward:
         return None if takes_all else [p.name for p in parameters[2:]]
 
     @property
+    def remote(self) -> bool:
+        """Whether the reward waits for another machine and retries by itself: its function says `remote = True`."""
+        return bool(getattr(self.function, "remote", False))
+
+    @property
     def hears(self) -> bool:
         """Whether the reward needs the sound of videos: by `of`, or since its function names the argument `soundtrack`."""
         return self.of == "soundtrack" or "soundtrack" in (self.takes or ())

@@ -11,7 +11,7 @@ perhaps by a cheaper form of the model. It may keep state between steps, since a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -55,6 +55,13 @@ class Finish(Protocol):
         """Return the state (B, ...) after ODE steps along `sigmas`, for the B conditions `rows`."""
 
 
+class Landed(Protocol):
+    """A function that is called while trees grow, once there are leaves."""
+
+    def __call__(self, tree: Tree, states: Mapping[int, State]) -> None:
+        """Take the states of all nodes that have not been left: leaves in the order of `Tree.leaves`, and growing nodes."""
+
+
 def grow(
     plan: Plan,
     sigmas: Sequence[float],
@@ -69,6 +76,7 @@ def grow(
     held: dict[int, tuple[Move, State]] | None = None,
     gate: Gate | None = None,
     travel: Travel | None = None,
+    landed: Landed | None = None,
 ) -> Tree:
     """Grow the trees of a batch from its roots, from noise to data.
 
@@ -84,6 +92,7 @@ def grow(
             the schedule's end; such nodes are not grown.
         gate: chooses which nodes at each sigma grow; None: all.
         travel: takes the steps of a batch that goes straight on; None: `evaluate` takes each.
+        landed: called after each batch once there are leaves.
     """
     tree = Tree(tuple(sigmas), [Node(None, r, (r.index,), TRUNK, sigmas[r.step], r.step) for r in roots])
     growth = _Growth(tree, plan, noise, start, keep_means=keep_means)
@@ -113,7 +122,10 @@ def grow(
                     growth.follow(batch, steps, travel, kept=kept)
                 else:
                     growth.leave(batch, moves, evaluate, kept=kept)
-        growth.forget(arrived)
+            growth.forget(batch)
+            if landed is not None and 0 in pending:
+                landed(tree, growth.states)
+        growth.forget([i for i in arrived if i in growth.states])
     tree.evaluations.sort(key=lambda evaluation: -evaluation.sigma)  # a batch that was followed is ahead of others
     return tree
 

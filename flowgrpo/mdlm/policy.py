@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -114,6 +114,7 @@ class TextPolicy:
         fixed: Tensor | None = None,
         branching: Branching = NO_BRANCHES,
         drafts: bool = False,
+        landed: Callable[[Tensor, int], None] | None = None,
     ) -> Completions:
         """Complete prompts; the arguments are those of `flowgrpo.mdlm.decoding.decode.decode`."""
         ids, mask = self.prompts(texts)
@@ -127,6 +128,7 @@ class TextPolicy:
             micro_batch=micro_batch,
             branching=branching,
             drafts=drafts,
+            landed=landed,
         )
         return Completions(rollout, self.texts(rollout.completion))
 

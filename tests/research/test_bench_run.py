@@ -20,6 +20,14 @@ def test_a_reward_beside_decoding_is_told(bench, tmp_path, monkeypatch):
     assert all(0 < each["low"] <= each["median"] <= each["high"] for each in ratios.values())
 
 
+def test_a_reward_beside_sampling_is_told(bench, monkeypatch):
+    monkeypatch.setattr(bench, "GROUPS", 2)
+    monkeypatch.setattr(bench, "CHAINS", 1)
+    found = bench.sampling(1)
+    assert [name.partition(" a call")[0] for name in found] == [f"rollout, {n} of 2 groups" for n in (1, 4)]
+    assert all(each["pairs"] == 1 for each in found.values())
+
+
 def test_an_iteration_is_the_difference_of_two_runs(bench, monkeypatch):
     walls = {(1, 1): [10.0, 12.0], (1, 5): [18.0, 20.0], (2, 1): [11.0, 13.0], (2, 5): [16.0, 17.0]}
     taken = {key: [bench.Spent(wall, 99.0, sum(key)) for wall in each] for key, each in walls.items()}

@@ -59,7 +59,9 @@ def _with_option(entries: Sequence[Entry], fits: Callable[[str, str], bool]) -> 
 def _names_paper(meaning: str, name: str) -> bool:
     """Return whether the meaning of an option names a paper so: by its arXiv number, or a word with two capitals."""
     words = (word.strip(".") for word in re.findall(r"[\w.+-]+", meaning))
-    return name.lower() in (word.lower() for word in words if catalogue.PAPER.fullmatch(word) or sum(map(str.isupper, word)) > 1)
+    return name.lower() in (
+        word.lower() for word in words if catalogue.PAPER.fullmatch(word) or sum(map(str.isupper, word)) > 1
+    )
 
 
 def _list(entries: Sequence[Entry]) -> None:

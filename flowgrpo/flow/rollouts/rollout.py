@@ -1,9 +1,9 @@
-"""Rollouts: grow the trees of an iteration, decode their leaves, and score samples while the next are decoded."""
+"""Rollouts: grow the trees of an iteration, decode their leaves, and score samples while the next are made."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
@@ -18,16 +18,19 @@ from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.distributed.data_shard import WHOLE, DataShard
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
-from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
+from flowgrpo.training.scoring.group_scores import Gather, Piece, PieceScoring, are_remote
 from flowgrpo.training.scoring.scorer import Scores
 from rewards import Reward
 from rewards.audio import Films, join_samples
 from samplers import noise
 from samplers.batches import batched
-from samplers.growth import Finish, grow, grow_and_finish
+from samplers.growth import Finish, Landed, grow, grow_and_finish
 from samplers.kernels import State
 from samplers.pruning import replace_roots
-from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree
+from samplers.trees import Evaluate, Gate, Noise, Plan, Root, Tree, stack_states
+
+# Returns the samples of leaves, from their indices among the leaves of a tree and their rows.
+Decode = Callable[[Sequence[int], Sequence[Row]], torch.Tensor | Films]
 
 
 @dataclass(frozen=True)
@@ -216,14 +219,29 @@ def rollout(
 ) -> tuple[Tree, Scores]:
     """Grow and score the trees of one iteration; return them as one tree, and the scores in the order of its leaves.
 
-    Arguments are those of `score_leaves` and of `walk`.
+    If all rewards wait for other machines, a group is decoded and scored as soon as it has all its leaves, while the model
+    samples the others. All calls are the same as otherwise. Arguments are those of `score_leaves` and of `walk`.
     """
-    tree = walk(policy, plan, roots, micro_batch=micro_batch, **growth)
+    remote = are_remote(rewards)
+    with PieceScoring(rewards, assignment, gather, shard=shard) as scoring:
+        leaves = _Leaves(scoring, micro_batch, on_host=remote)
 
-    def decode(leaves: Sequence[int], own: Sequence[Row]) -> torch.Tensor | Films:
-        return policy.decode(tuple(x[list(leaves)] for x in tree.samples), own)
+        def landed(tree: Tree, states: Mapping[int, State]) -> None:
+            own = [node for node in states if tree.nodes[node].sigma == 0]
+            growing = {tree.nodes[node].root.group for node in states if tree.nodes[node].sigma > 0}
 
-    return tree, score_leaves(tree, decode, rewards, micro_batch, assignment=assignment, gather=gather, shard=shard)
+            def decode(batch: Sequence[int], rows: Sequence[Row]) -> torch.Tensor | Films:
+                return policy.decode(stack_states([states[own[leaf]] for leaf in batch]), rows)
+
+            leaves.take(tree, own, decode, growing=growing)
+
+        tree = walk(policy, plan, roots, micro_batch=micro_batch, landed=landed if remote else None, **growth)
+
+        def decode(batch: Sequence[int], rows: Sequence[Row]) -> torch.Tensor | Films:
+            return policy.decode(tuple(x[list(batch)] for x in tree.samples), rows)
+
+        leaves.take(tree, tree.leaves, decode)
+        return tree, leaves.in_order(scoring.scores())
 
 
 @torch.no_grad()
@@ -241,6 +259,7 @@ def walk(
     evaluate: Evaluate | None = None,
     finish: Finish | None = None,
     gate: Gate | None = None,
+    landed: Landed | None = None,
     start: State | None = None,
     address: str = "edge",
 ) -> Tree:
@@ -254,6 +273,7 @@ def walk(
         evaluate: returns the velocity; None: the policy's.
         finish: takes several ODE steps at once where they lead only to a reward; None: such steps are taken one by one.
         gate: chooses which chains go on; it needs `finish` None. None: all.
+        landed: is told of leaves while others grow; with `finish` it is not called.
     """
     growth: dict[str, Any] = {
         "start": start_roots(policy, roots, micro_batch) if start is None else start,
@@ -267,7 +287,7 @@ def walk(
     }
     if finish is not None:
         return grow_and_finish(plan, policy.sigmas, roots, finish=finish, **growth)
-    return grow(plan, policy.sigmas, roots, gate=gate, **growth)
+    return grow(plan, policy.sigmas, roots, gate=gate, landed=landed, **growth)
 
 
 def start_roots(policy: Policy, roots: Sequence[Root], micro_batch: int) -> State:
@@ -284,7 +304,7 @@ def edge_noise(seed: int, iteration: int, word: str = "edge") -> Noise:
 @torch.no_grad()
 def score_leaves(
     tree: Tree,
-    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor | Films],
+    decode: Decode,
     rewards: Sequence[Reward],
     micro_batch: int,
     *,
@@ -296,32 +316,64 @@ def score_leaves(
 
     `decode` returns the samples of at most `micro_batch` leaves, from their indices in `tree.leaves` and their rows.
     """
-    by_group = defaultdict(list)
-    for index, leaf in enumerate(tree.leaves):
-        by_group[tree.nodes[leaf].root.group].append(index)
-    for indices in by_group.values():  # an order that does not depend on the assignment to processes
-        indices.sort(key=lambda index: tree.nodes[tree.leaves[index]].path)
-    scores = score_pieces(rewards, _decode_groups(decode, tree, by_group, micro_batch), assignment, gather, shard=shard)
-    order = torch.tensor([index for indices in by_group.values() for index in indices]).argsort()
-    return Scores(scores.values[order], scores.lost[order], scores.seconds)
+    with PieceScoring(rewards, assignment, gather, shard=shard) as scoring:
+        leaves = _Leaves(scoring, micro_batch)
+        leaves.take(tree, tree.leaves, decode)
+        return leaves.in_order(scoring.scores())
 
 
-def _decode_groups(
-    decode: Callable[[Sequence[int], Sequence[Row]], torch.Tensor | Films],
-    tree: Tree,
-    by_group: dict[int, list[int]],
-    micro_batch: int,
-) -> Iterator[Piece]:
-    """Yield the decoded samples of each group's leaves, one group at a time; groups share full calls of the decoder."""
-    nodes = {index: tree.nodes[tree.leaves[index]] for indices in by_group.values() for index in indices}
-    batches, parts = iter(batched(list(nodes), micro_batch)), list[Any]()
-    with phase("decoding", len(nodes)) as decoding:
+class _Leaves:
+    """The leaves of a tree on their way to the rewards: group by group, in the order of each group's first leaf.
+
+    Groups share full calls of the decoder. With `on_host` decoded samples wait for their scores in host memory.
+    """
+
+    def __init__(self, scoring: PieceScoring, micro_batch: int, *, on_host: bool = False):
+        self._scoring, self._micro_batch, self._on_host = scoring, micro_batch, on_host
+        self._order: list[int] = []  # leaves of groups that are complete
+        self._decoded = 0  # number of leaves of `_order` that are decoded
+        self._groups: deque[tuple[int, list[int]]] = deque()  # complete groups with their leaves, not scored yet
+        self._parts: list[Any] = []  # decoded samples of these groups
+
+    def take(self, tree: Tree, leaves: Sequence[int], decode: Decode, *, growing: Container[int] = ()) -> None:
+        """Decode and begin to score the groups of the nodes `leaves`, up to the first group that is still `growing`.
+
+        Without `growing` these are all leaves. Earlier calls had a part of `leaves`, in the same order.
+        """
+        by_group, taken = defaultdict(list), set(self._order)
+        for index, leaf in enumerate(leaves):
+            if index not in taken:
+                by_group[tree.nodes[leaf].root.group].append(index)
         for group, indices in by_group.items():
-            while sum(map(len, parts)) < len(indices):
-                batch = next(batches)
-                parts.append(decode(batch, [nodes[index].root.row for index in batch]))
+            if group in growing:
+                break
+            indices.sort(key=lambda index: tree.nodes[leaves[index]].path)  # whatever the assignment to processes
+            self._order += indices
+            self._groups.append((group, indices))
+        ready = len(self._order) - self._decoded
+        if growing:
+            ready -= ready % self._micro_batch
+        if not ready:
+            return
+        with phase("decoding", ready) as decoding:
+            for batch in batched(self._order[self._decoded : self._decoded + ready], self._micro_batch):
+                self._parts.append(decode(batch, [tree.nodes[leaves[leaf]].root.row for leaf in batch]))
+                self._decoded += len(batch)
                 decoding.advance(len(batch))
-            samples = parts[0] if len(parts) == 1 else join_samples(parts)
-            parts = [rest] if len(rest := samples[len(indices) :]) else []
-            own = [nodes[index] for index in indices]
-            yield Piece(group, [node.path for node in own], samples[: len(indices)], [node.root.row for node in own])
+                self._score(tree, leaves)
+
+    def in_order(self, scores: Scores) -> Scores:
+        """Return scores of the groups in the order of the leaves."""
+        order = torch.tensor(self._order).argsort()
+        return Scores(scores.values[order], scores.lost[order], scores.seconds)
+
+    def _score(self, tree: Tree, leaves: Sequence[int]) -> None:
+        """Begin to score the groups whose samples are all decoded."""
+        while self._groups and sum(map(len, self._parts)) >= len(self._groups[0][1]):
+            group, indices = self._groups.popleft()
+            samples = self._parts[0] if len(self._parts) == 1 else join_samples(self._parts)
+            self._parts = [rest] if len(rest := samples[len(indices) :]) else []
+            own, samples = [tree.nodes[leaves[index]] for index in indices], samples[: len(indices)]
+            if self._on_host:
+                samples = samples.cpu()
+            self._scoring.add(Piece(group, [node.path for node in own], samples, [node.root.row for node in own]))

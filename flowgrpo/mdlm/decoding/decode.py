@@ -144,6 +144,7 @@ def decode(
     micro_batch: int | None = None,
     branching: Branching = NO_BRANCHES,
     drafts: bool = False,
+    landed: Callable[[Tensor, int], None] | None = None,
 ) -> Rollout:
     """Complete prompts; a row depends on its own prompt and seed only, up to rounding.
 
@@ -156,6 +157,8 @@ def decode(
         micro_batch: largest number of rows to decode together.
         branching: every `branching.leaves` rows in turn are the leaves of a tree, and have one prompt.
         drafts: record what the model predicts at each step. No cache, and no block-causal model.
+        landed: called each time that rows finish, with the completions (B, L) and the number of finished rows, which are
+            the first ones.
 
     Raises:
         InputError: shapes do not fit, the model does not support the decoder, or the decoder was built for a model with
@@ -189,6 +192,7 @@ def decode(
         canvases=canvases,
         left=torch.full_like(canvases.steps, branching.depth),
         branched=ids.new_zeros(len(ids), branching.depth),
+        landed=None if landed is None else lambda own, done: landed(own.ids[:, prompt.shape[1] :], done),
     )
     cache = kv_cache.build_cache(predictor, decoder.cache, decoder.frame.place) if decoder.cache else None
     roots = torch.arange(0, len(ids), branching.leaves, device=ids.device)

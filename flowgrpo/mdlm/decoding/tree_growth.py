@@ -46,6 +46,13 @@ class Fill(Protocol):
         """
 
 
+class Landed(Protocol):
+    """A function that is called while rows are decoded, each time that some are finished."""
+
+    def __call__(self, canvases: Canvases, done: int) -> None:
+        """Take the canvases of all rows, of which the first `done` are finished."""
+
+
 @dataclass(kw_only=True)
 class TreeGrowth:
     """The trees of a decode. The first row of a branch leads it: only this row is decoded until the branch splits."""
@@ -57,6 +64,7 @@ class TreeGrowth:
     canvases: Canvases  # of all rows
     left: Tensor  # (B,) splits that each row has still before it
     branched: Tensor  # (B, S) steps that each row had taken at each split of its tree
+    landed: Landed | None = None  # branches grow depth first, so that rows finish in their order
 
     def grow(self, rows: Tensor, same: Tensor, cache: Cache | None, passed: int = 0) -> None:
         """Decode branches from the place number `passed` to their leaves, depth first, so that few caches are kept.
@@ -72,6 +80,8 @@ class TreeGrowth:
             if passed < len(self.branching.places):
                 used = None if used is None else used.branch()  # frees what the branches do not go on with
                 self.grow(*self._split(leads, own, passed), used, passed + 1)
+            elif self.landed is not None:
+                self.landed(self.canvases, int(leads[-1]) + 1)
 
     def _split(self, rows: Tensor, canvases: Canvases, passed: int) -> tuple[Tensor, Tensor]:
         """Split branches at a place; return the rows (N,) that lead from there on, and the row (N,) that led each before."""

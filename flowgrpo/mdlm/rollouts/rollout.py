@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import compress, groupby
 from typing import Any, Protocol, TypeVar
@@ -24,7 +24,7 @@ from flowgrpo.training.distributed.assignment import Assignment, Member
 from flowgrpo.training.prompts.failed_groups import failed_groups
 from flowgrpo.training.prompts.prompt_groups import Groups
 from flowgrpo.training.run.phases import phase
-from flowgrpo.training.scoring.group_scores import Gather, Piece, score_pieces
+from flowgrpo.training.scoring.group_scores import Gather, Piece, PieceScoring, are_remote
 from flowgrpo.training.scoring.scorer import Scores, score
 from rewards import Reward
 
@@ -132,21 +132,31 @@ def rollout(
 
     With hints, all rows of a group must be on this process, with trees all rows of a tree. `members` (B,) are the group of
     each row and its index in the group, in the order of groups. `rolled` are completions of an engine, in place of the
-    policy's. For `assignment` and `gather` see `score_pieces`.
+    policy's. For `assignment` and `gather` see `PieceScoring`.
+
+    If all rewards wait for other machines, a group is scored as soon as its answers are complete, while the model decodes
+    the others. All calls are the same as otherwise.
     """
     seeds = [(config.run.seed, "answer", iteration, *member) for member in members]
     scores_drafts = config.algorithm.credit.name == "step_gain"
     actions = None if schedule is None else schedule.draw(seeds)
     acting = decoder if actions is None else apply_actions(decoder, actions)
     branching = config.algorithm.tree.branching(acting)
-    if rolled is None:
-        texts = [row.prompt for row in rows]
-        completions = policy.generate(
-            texts, acting, seeds, config.train.rollout_rows, branching=branching, drafts=scores_drafts
-        )
-    else:
-        completions = Completions(rolled[0], policy.texts(rolled[0].completion))
-    scores = _score(rewards, completions, rows, members, assignment=assignment, gather=gather)
+    with PieceScoring(rewards, assignment, gather) as scoring:
+        answers = _Answers(scoring, policy, rows, members)
+        if rolled is None:
+            completions = policy.generate(
+                [row.prompt for row in rows],
+                acting,
+                seeds,
+                config.train.rollout_rows,
+                branching=branching,
+                drafts=scores_drafts,
+                landed=answers.take if are_remote(rewards) else None,
+            )
+        else:
+            completions = Completions(rolled[0], policy.texts(rolled[0].completion))
+        scores = answers.scores(completions)
     drafts = None
     if scores_drafts:
         drafts = _score_drafts(rewards, policy, completions, rows=rows, members=members)
@@ -173,27 +183,33 @@ def rollout(
     return _help(config, policy, replace(batch, hinted=0), settings=hints, rewards=rewards, decoder=decoder)
 
 
-def _score(
-    rewards: Sequence[Reward],
-    completions: Completions,
-    rows: Sequence[Row],
-    members: Sequence[Member],
-    *,
-    assignment: Assignment | None = None,
-    gather: Gather = list,
-) -> Scores:
-    """Score completions, one call per group; a completion with a log-probability that is not finite counts as lost."""
-    numbered = zip(members, completions.texts, rows, strict=True)
-    pieces = []
-    for group, completed in groupby(numbered, key=lambda each: each[0][0]):
-        of_group, texts, rows_of_group = zip(*completed, strict=True)
-        pieces.append(Piece(group, [index for _, index in of_group], list(texts), rows_of_group))
-    with phase("rewards"):
-        scores = score_pieces(rewards, pieces, assignment, gather)
-    broken = ~completions.rollout.commit_logp.isfinite().all(1).cpu()
-    if broken.any():
-        LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
-    return Scores(scores.values.masked_fill(broken[:, None], torch.nan), scores.lost | broken, scores.seconds)
+class _Answers:
+    """The answers of a rollout on their way to the rewards, one call per group."""
+
+    def __init__(self, scoring: PieceScoring, policy: TextPolicy, rows: Sequence[Row], members: Sequence[Member]):
+        self._scoring, self._policy, self._rows, self._members = scoring, policy, rows, members
+        by_group = groupby(range(len(members)), key=lambda answer: members[answer][0])
+        self._groups = deque((group, list(answers)) for group, answers in by_group)
+
+    def take(self, completion: Tensor, done: int) -> None:
+        """Begin to score the groups whose answers are among the first `done` rows of `completion` (B, L)."""
+        self._add(done, lambda answers: self._policy.texts(completion[answers]))
+
+    def scores(self, completions: Completions) -> Scores:
+        """Return the scores of all answers; one with a log-probability that is not finite counts as lost."""
+        with phase("rewards"):
+            self._add(len(completions.texts), lambda answers: [completions.texts[answer] for answer in answers])
+            scores = self._scoring.scores()
+        broken = ~completions.rollout.commit_logp.isfinite().all(1).cpu()
+        if broken.any():
+            LOGGER.warning(BROKEN, int(broken.sum()), len(broken), "dropped")
+        return Scores(scores.values.masked_fill(broken[:, None], torch.nan), scores.lost | broken, scores.seconds)
+
+    def _add(self, done: int, texts: Callable[[list[int]], list[str]]) -> None:
+        while self._groups and self._groups[0][1][-1] < done:
+            group, answers = self._groups.popleft()
+            places, rows = [self._members[answer][1] for answer in answers], [self._rows[answer] for answer in answers]
+            self._scoring.add(Piece(group, places, texts(answers), rows))
 
 
 def _score_drafts(
@@ -256,7 +272,8 @@ def _help(
     retried, seeds = list(compress(retried, hinted.tolist())), list(compress(seeds, hinted.tolist()))
     rows, members = [batch.rows[index] for index in retried], [batch.members[index] for index in retried]
     completions = policy.generate([row.prompt for row in rows], decoder, seeds, config.train.rollout_rows, fixed=fixed)
-    scores = _score(rewards, completions, rows, members)
+    with PieceScoring(rewards) as scoring:
+        scores = _Answers(scoring, policy, rows, members).scores(completions)
     succeeded = scores.values[:, deciding]
     sizes = Counter(group for group, _ in batch.members)
     pairs = []

@@ -36,6 +36,89 @@ class Piece:
     rows: Sequence[Row]  # prompt and columns of each sample
 
 
+def are_remote(rewards: Sequence[Reward]) -> bool:
+    """Return whether all rewards wait for other machines, so that they take nothing from a model that samples."""
+    return bool(rewards) and all(reward.remote for reward in rewards)
+
+
+class PieceScoring:
+    """A context that scores pieces of an iteration in threads, from the moment that they are added.
+
+    Args:
+        assignment: the assignment of samples to processes; None if no group is divided among processes.
+        gather: gathers objects over processes; by default over this process alone.
+        shard: the data shard of the pieces. The shard's first process scores them and broadcasts the scores to the rest.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        assignment: Assignment | None = None,
+        gather: Gather = list,
+        *,
+        shard: DataShard = WHOLE,
+    ):
+        self._rewards, self._assignment, self._gather, self._shard = rewards, assignment, gather, shard
+        compared = any(reward.group_wise for reward in rewards)
+        self._divided = assignment.divided if assignment is not None and compared else {}
+        self._scorer = Scorer(rewards)
+        self._pending: deque[Callable[[], Scores]] = deque()
+        self._divided_pieces: dict[int, Piece] = {}
+        self._groups: list[int] = []
+        self._scored: list[Scores] = []
+
+    def __enter__(self) -> PieceScoring:
+        self._scorer.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scorer.__exit__(*error)
+
+    def add(self, piece: Piece) -> None:
+        """Begin to score a piece; wait for the oldest one if `WAITING` pieces are not scored yet."""
+        if not self._shard.leads:  # it only makes the samples: the processes of a shard call the network together
+            return
+        if len(self._pending) == WAITING:
+            self._scored.append(self._pending.popleft()())
+        self._groups.append(piece.group)
+        asked = None
+        if piece.group in self._divided:
+            self._divided_pieces[piece.group] = _on_host(piece)
+            asked = [not reward.group_wise for reward in self._rewards]
+        self._pending.append(self._scorer.submit(piece.samples, piece.rows, asked=asked))
+
+    def scores(self) -> Scores:
+        """Wait for the scores and return them in the order of the pieces; all processes call this together."""
+        if not self._shard.leads:
+            for _ in range(2 if self._divided else 0):  # join the gathers of the first process
+                self._gather([])
+            return self._shard.broadcast(None)
+        seconds = 0.0  # of group-wise rewards on divided groups
+        with phase("rewards"):
+            self._scored += [wait() for wait in self._pending]
+            by_group = dict(zip(self._groups, self._scored, strict=True))
+            if self._assignment is not None and self._divided:
+                finished, seconds = _score_divided(
+                    self._rewards,
+                    by_group,
+                    self._divided_pieces,
+                    assignment=self._assignment,
+                    gather=self._gather,
+                    shard=self._shard,
+                )
+                by_group |= finished
+        # An early stop may leave a process without any sample.
+        nothing = Scores(torch.empty(0, len(self._rewards), dtype=torch.float64), torch.empty(0, dtype=torch.bool), 0.0)
+        every = [nothing, *by_group.values()]
+        return self._shard.broadcast(
+            Scores(
+                torch.cat([each.values for each in every]),
+                torch.cat([each.lost for each in every]),
+                sum(each.seconds for each in every) + seconds,
+            )
+        )
+
+
 def score_pieces(
     rewards: Sequence[Reward],
     pieces: Iterable[Piece],
@@ -44,57 +127,14 @@ def score_pieces(
     *,
     shard: DataShard = WHOLE,
 ) -> Scores:
-    """Return the scores of this process's samples, in the order of the pieces.
+    """Return the scores of this process's samples, in the order of `pieces`, one for each of its groups.
 
-    A piece is scored in threads while the iterator `pieces` samples the next ones.
-
-    Args:
-        pieces: the pieces of this process, one for each of its groups.
-        assignment: the assignment of samples to processes; None if no group is divided among processes.
-        gather: gathers objects over processes; by default over this process alone.
-        shard: the data shard of the pieces. The shard's first process scores them and broadcasts the scores to the rest.
+    A piece is scored while the iterator samples the next ones; for the other arguments see `PieceScoring`.
     """
-    divided = assignment.divided if assignment is not None and any(reward.group_wise for reward in rewards) else {}
-    if not shard.leads:
-        for _ in pieces:  # make the samples: the processes of a shard call the network together
-            pass
-        for _ in range(2 if divided else 0):  # join the gathers of the first process
-            gather([])
-        return shard.broadcast(None)
-    divided_pieces: dict[int, Piece] = {}
-    groups: list[int] = []
-    scored: list[Scores] = []
-    seconds = 0.0  # of group-wise rewards on divided groups
-    with Scorer(rewards) as scorer:
-        pending: deque[Callable[[], Scores]] = deque()
+    with PieceScoring(rewards, assignment, gather, shard=shard) as scoring:
         for piece in pieces:
-            if len(pending) == WAITING:
-                scored.append(pending.popleft()())
-            groups.append(piece.group)
-            if piece.group in divided:
-                divided_pieces[piece.group] = _on_host(piece)
-                wait = scorer.submit(piece.samples, piece.rows, asked=[not reward.group_wise for reward in rewards])
-            else:
-                wait = scorer.submit(piece.samples, piece.rows)
-            pending.append(wait)
-        with phase("rewards"):
-            scored += [wait() for wait in pending]
-            by_group = dict(zip(groups, scored, strict=True))
-            if assignment is not None and divided:
-                finished, seconds = _score_divided(
-                    rewards, by_group, divided_pieces, assignment=assignment, gather=gather, shard=shard
-                )
-                by_group |= finished
-    # An early stop may leave a process without any sample.
-    nothing = Scores(torch.empty(0, len(rewards), dtype=torch.float64), torch.empty(0, dtype=torch.bool), 0.0)
-    every = [nothing, *by_group.values()]
-    return shard.broadcast(
-        Scores(
-            torch.cat([each.values for each in every]),
-            torch.cat([each.lost for each in every]),
-            sum(each.seconds for each in every) + seconds,
-        )
-    )
+            scoring.add(piece)
+        return scoring.scores()
 
 
 def _score_divided(

@@ -62,7 +62,7 @@ class Scorer:
         self.rewards = rewards
         self._silences = [Silence() for _ in rewards]
         local = _thread()
-        self._threads = [_thread() if getattr(r.function, "remote", False) else local for r in rewards]
+        self._threads = [_thread() if r.remote else local for r in rewards]
 
     def __enter__(self) -> Scorer:
         return self
@@ -194,7 +194,7 @@ def _select(samples: Samples, indices: Sequence[int]) -> Samples:
 def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence) -> torch.Tensor:
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
-    attempts = 1 if getattr(reward.function, "remote", False) else ATTEMPTS  # a client has its own retries
+    attempts = 1 if reward.remote else ATTEMPTS  # a client has its own retries
     for attempt in range(1, attempts + 1):
         try:
             values = reward(samples, prompts, columns)
