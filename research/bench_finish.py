@@ -1,12 +1,16 @@
-"""Measure cheap finishes on the embedded model: CPU seconds, evaluations, and how well they keep the order of siblings.
+"""Measure cheap finishes on the embedded model: CPU seconds of a rollout, evaluations, and what they do to rewards.
 
-    python research/bench_finish.py [--preset tempflow] [--iterations 6] [--gain 0] [--seeds 2]
+    python research/bench_finish.py [--preset tempflow] [--iterations 6] [--forms int8 ...] [--gain 0] [--seeds 2]
+    python research/bench_finish.py --layer 1024 3072 12288        # one linear layer in each precision
 
-Prints a table in Markdown, and writes JSON with --json FILE. All forms take turns in one process on one thread. Seconds
-and ratios are medians, with the quartiles of the ratios to the exact finish of the same turn. The rank agreement is the
-mean of `finish/rank_agreement` over further iterations, in which the first group is finished exactly as well; the
-seconds are without these. With --gain N each form also trains for N iterations, and the gain in held-out reward is
-printed.
+Prints a table in Markdown, and writes JSON with --json FILE. All forms take turns in one process on one thread, each with
+rollouts of one group of 24. Seconds and ratios are medians, with the quartiles of the ratios to the exact finish of the
+same turn. Drift and rank agreement are the means of `finish/reward_drift` and `finish/rank_agreement` over rollouts of
+other prompts, which are finished exactly as well; the seconds are without these. With --gain N each form also trains for
+N iterations of two groups, and the gain in held-out reward is printed.
+
+--layer ROWS INPUTS OUTPUTS measures a random layer of float32 weights and its copies on random rows, with the root mean
+square of the copies' errors over that of the product.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import json
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +36,12 @@ from flowgrpo.commands.runs.train import train_config
 from flowgrpo.data import prompts, stored
 from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.rollouts.cheap_finishes import agreement
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
+from flowgrpo.training.weights.low_precision_layers import EightBitLinear, HalfLinear
 
 FORMS: dict[str, dict[str, Any] | None] = {
     "exact": None,
@@ -43,8 +50,9 @@ FORMS: dict[str, dict[str, Any] | None] = {
     "2 steps": {"steps": 2},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "int8"},
+    "fp8": {"dtype": "fp8"},
 }
-TREES = {"tempflow": {}, "tempflow_fast": {}, "dense_grpo": {}}
+TREES = ("tempflow", "tempflow_fast", "dense_grpo")
 
 
 def settings(preset: str, finish: dict[str, Any] | None, folder: str, **train: Any) -> Config:
@@ -71,17 +79,10 @@ def trainer(chosen: Any, stack: ExitStack) -> Loop:
     data = RunData(stored.train_prompts(chosen), prompts.load_split(chosen.prompts, "eval")[:1], rewards, [])
     chosen.run.folder.mkdir(parents=True, exist_ok=True)
     made = setup.trainer(chosen, Accelerator(cpu=True), data)
-    stack.enter_context(made.policy.call_overrides(**made.training_call))
-    made.policy.start(build_rows(longest_and_shortest(made.train_prompts)[:1]))
+    policy = made.wing.policy
+    stack.enter_context(policy.call_overrides(**made.wing.training_call))
+    policy.start(build_rows(longest_and_shortest(made.state.train_prompts)[:1]))
     return made
-
-
-def iterate(run: Loop) -> dict[str, Any]:
-    """Run one iteration and return its metrics, with its CPU seconds."""
-    started = time.process_time()
-    line = run.iterate()
-    run.state.done += 1
-    return line | {"seconds": time.process_time() - started}
 
 
 def with_check(finish: dict[str, Any] | None, check: int) -> dict[str, Any] | None:
@@ -97,66 +98,97 @@ def gained(preset: str, finish: dict[str, Any] | None, iterations: int, seed: in
     return held_out[-1] - held_out[0]
 
 
+def finishes(
+    preset: str, forms: Mapping[str, dict[str, Any] | None], rollouts: int, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Return by form `seconds` of a rollout, their `ratio` to the exact one's, `evaluations`, `agreement` and `drift`."""
+    with ExitStack() as stack:
+        place = str(folder / "runs")
+        runs = {
+            form: trainer(settings(preset, with_check(each, 0), place, groups=1), stack) for form, each in forms.items()
+        }
+        evaluations: dict[str, int] = {}
+
+        def roll_out(form: str) -> None:
+            run = runs[form]
+            before = run.wing.policy.evaluations
+            run.wing.rollout(0, run.state.groups(0))
+            evaluations[form] = run.wing.policy.evaluations - before
+
+        taken = paired.in_turns({form: partial(roll_out, form) for form in forms}, rollouts, paired.cpu)
+        found: dict[str, dict[str, Any]] = {}
+        for form, finish in forms.items():
+            measured = {"finish/rank_agreement": 1.0, "finish/reward_drift": 0.0}
+            if finish is not None:
+                run = trainer(settings(preset, with_check(finish, 1), place, groups=1), stack)
+                batches = [run.wing.rollout(i, run.state.groups(i)) for i in range(rollouts)]
+                each = [agreement(batch.finished.pairs) for batch in batches]
+                measured = {key: statistics.mean(values[key] for values in each) for key in measured}
+            found[form] = {
+                "seconds": statistics.median(taken[form]),
+                "ratio": paired.paired(taken[form], taken["exact"]),
+                "evaluations": evaluations[form],
+                "agreement": measured["finish/rank_agreement"],
+                "drift": measured["finish/reward_drift"],
+            }
+    return found
+
+
+@torch.no_grad()
+def layers(rows: int, inputs: int, outputs: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Return by precision `seconds` of a linear layer's product, their `ratio` to float32's, and the product's `error`."""
+    linear, x = torch.nn.Linear(inputs, outputs, bias=False), torch.randn(rows, inputs)
+    forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"float32": linear, "bfloat16": HalfLinear(linear)}
+    forms |= {word: EightBitLinear(linear, word) for word in ("int8", "fp8")}
+    taken = paired.in_turns({form: partial(layer, x) for form, layer in forms.items()}, rounds, paired.cpu)
+    exact = linear(x)
+    return {
+        form: {
+            "seconds": statistics.median(taken[form]),
+            "ratio": paired.paired(taken[form], taken["float32"]),
+            "error": float((layer(x) - exact).norm() / exact.norm()),
+        }
+        for form, layer in forms.items()
+    }
+
+
+def tell(first: str, found: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Print measurements as a table in Markdown: seconds, ratio, and further columns by their head and format."""
+    head = [first, "CPU s", "ratio", *columns]
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for form, each in found.items():
+        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**each["ratio"])
+        cells = [form, f"{each['seconds']:.3g}", ratio]
+        print("| " + " | ".join([*cells, *(format(each[key], style) for key, style in columns.items())]) + " |")
+
+
 def main() -> int:
     """Measure and print; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--preset", default="tempflow", choices=TREES)
-    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--iterations", type=int, default=6, help="rollouts, or rounds of --layer")
     parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--layer", nargs=3, type=int, metavar=("ROWS", "INPUTS", "OUTPUTS"))
     parser.add_argument("--gain", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     set_seed(0)
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    if args.layer is not None:
+        found = layers(*args.layer, args.iterations)
+        tell("layer", found, {"error": ".2%"})
+    else:
         forms = {form: FORMS[form] for form in dict.fromkeys(["exact", *args.forms])}
-        place = Path(folder)
-        runs, checked = (
-            {
-                form: trainer(settings(args.preset, with_check(finish, check), str(place / f"{form}-{check}")), stack)
-                for form, finish in forms.items()
-                if check == 0 or finish is not None
-            }
-            for check in (0, 1)
-        )
-        lines: dict[str, list[dict[str, Any]]] = {form: [] for form in forms}
-        for turn in range(args.iterations + 1):
-            for form, run in runs.items():
-                line = iterate(run)
-                lines[form] += [line] if turn else []  # the first one warms up
-        for form in forms:
-            taken, exact = ([line["seconds"] for line in lines[each]] for each in (form, "exact"))
-            agreement = [
-                iterate(checked[form])["finish/rank_agreement"] for _ in range(args.iterations) if form in checked
-            ]
-            found[form] = {
-                "seconds": statistics.median(taken),
-                "ratio": paired.paired(taken, exact),
-                "evaluations": lines[form][0]["cost/rollout_evaluations"],
-                "rank_agreement": statistics.mean(agreement) if agreement else 1.0,
-            }
+        with tempfile.TemporaryDirectory() as folder:
+            found = finishes(args.preset, forms, args.iterations, Path(folder))
+            tell("finish", found, {"evaluations": ",", "agreement": ".2f", "drift": ".3f"})
             if args.gain:
-                found[form]["gain"] = [
-                    gained(args.preset, forms[form], args.gain, seed, str(place / "gain" / form))
-                    for seed in range(args.seeds)
-                ]
-    head = [
-        "finish",
-        "CPU s",
-        "of exact",
-        "rollout evaluations",
-        "rank agreement",
-        *["gain"] * bool(args.gain),
-    ]
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for form, each in found.items():
-        ratio = "{median:.2f} ({low:.2f} to {high:.2f})".format(**each["ratio"])
-        cells = [form, f"{each['seconds']:.2f}", ratio, f"{each['evaluations']:,}"]
-        cells.append(f"{each['rank_agreement']:.2f}")
-        cells += [" and ".join(f"{gain:.3f}" for gain in each["gain"])] if args.gain else []
-        print("| " + " | ".join(cells) + " |")
+                for form, finish in forms.items():
+                    place = str(Path(folder) / "gain" / form)
+                    of_seed = [gained(args.preset, finish, args.gain, seed, place) for seed in range(args.seeds)]
+                    found[form]["gain"] = of_seed
+                    print(f"{form}: gain " + " and ".join(f"{gain:.3f}" for gain in of_seed))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

@@ -11,7 +11,8 @@ In this order:
  2. Speed, of the shapes of SD3.5-medium, FLUX.1, Wan 1.3B and LLaDA-8B with random weights in bfloat16: rollout, update and
     decoding of 8 samples in 3 steps (LLaDA: 16), with 8, 4, 2 and 1 rows per call and with one lever at a time: kept graphs,
     attention backends that are installed, compiled blocks, a cache of keys and values.
- 3. What `flowgrpo plan` counts of the same iterations. This needs no GPU: without one the command measures this alone.
+ 3. ODE steps of 8 samples of the flow models by copies of their linear layers in int8 and fp8, eager and compiled.
+ 4. What `flowgrpo plan` counts of the same iterations. This needs no GPU: without one the command measures this alone.
 
 Each result is in the JSON file as soon as it is measured. A second call skips what is there; with `--again` it measures
 failed parts anew. A part begins only if its expected time fits into `--minutes`. A part that raises, hangs or ends its
@@ -79,7 +80,7 @@ def part(
 
 def parts(*, shrunk: bool) -> list[Part]:
     """Return all parts in their order; with `shrunk`, at a tiny size and without a need for a GPU."""
-    return [*checks(shrunk=shrunk), *speeds(shrunk=shrunk), *plans(shrunk=shrunk)]
+    return [*checks(shrunk=shrunk), *speeds(shrunk=shrunk), *finishes(shrunk=shrunk), *plans(shrunk=shrunk)]
 
 
 def checks(*, shrunk: bool) -> Iterator[Part]:
@@ -123,6 +124,18 @@ def speeds(*, shrunk: bool) -> Iterator[Part]:
     for model in flow if not shrunk else ():
         if model != SD3:
             yield speed(model, f"attention {LAST}", rows[0], BUILD, attention=LAST)
+
+
+def finishes(*, shrunk: bool) -> Iterator[Part]:
+    """Yield the parts that measure finishes in low precision."""
+    rows = 2 if shrunk else ROWS[0]
+    for model, compiled in itertools.product([each for each in MODELS if each != LLADA], (False, True)):
+        labels = {"kind": "finish", "model": model, "rows": rows, "compiled": compiled}
+        seconds = BUILD + OTHER + MODELS[model] / rows + 3 * COMPILE * compiled
+        given = {"name": model, "rows": rows, "compiled": compiled, "shrunk": shrunk}
+        yield part(
+            f"{model}: finish" + " compiled" * compiled, seconds, "flow.finished", labels, gpu=not shrunk, **given
+        )
 
 
 def plans(*, shrunk: bool) -> Iterator[Part]:

@@ -249,8 +249,8 @@ class Draft(Drafted):
     call: dict[str, Any] = {"num_inference_steps": 6}
     """Arguments that override model.call while the draft is sampled; few steps are enough to rank the starts."""
     precision: Precision | None = None
-    """Sample the draft with copies of the linear layers whose weights are in int8 or nf4; adapters act on them unchanged.
-    null: with the network itself."""
+    """Sample the draft with copies of the linear layers that multiply in int8 or fp8, or hold weights in nf4; adapters act
+    on them unchanged. null: with the network itself."""
 
 
 class FlowTrain(Train):

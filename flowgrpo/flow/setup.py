@@ -43,7 +43,7 @@ from flowgrpo.training.loop import Loop
 from flowgrpo.training.reports.samples import SAMPLING_RATE
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring.scorer import pair_with_prompts
-from flowgrpo.training.weights import sharding
+from flowgrpo.training.weights import low_precision_copies, sharding
 from flowgrpo.training.weights.lora_adapters import Adapter
 from flowgrpo.training.weights.offload_activations import offload_activations
 from flowgrpo.training.weights.old_policies import Bank, Decay
@@ -103,6 +103,7 @@ def trainer(settings: Config, accelerator: Accelerator, data: RunData, engines: 
     without an engine. Raise InputError if the model does not support the config, or does not fit into memory.
     """
     context_parallel.check_device(settings)
+    low_precision_copies.check_device(settings, accelerator.device)
     begun = initial_lora.adapters(settings.model)
     memory_estimate.check(settings, accelerator.device, begun)
     done = checkpoint.step_to_resume(settings.run.folder / "checkpoints") if settings.run.resume else None

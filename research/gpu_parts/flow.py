@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from flow_sizes import Size
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import budget_of
 from flowgrpo.flow.planning.plan import plan
+from flowgrpo.training.weights import low_precision_copies, low_precision_layers
+from flowgrpo.training.weights.low_precision_copies import LowPrecision
 from gpu_parts import iteration
 
 STEPS = 3  # of a schedule: calls are the same in a longer one
@@ -76,3 +80,43 @@ def measured(
             networks[0].reset_attention_backend()
         if compiled:
             iteration.forget()  # blocks stay compiled
+
+
+@torch.no_grad()
+def finished(name: str, rows: int, *, compiled: bool = False, shrunk: bool = False) -> dict[str, Any]:
+    """Return `layers`: what ODE steps of `rows` samples take by the network, and by its copies in int8 and fp8.
+
+    Each has the numbers of `iteration.timed`, and `drift`: the root mean square of the difference between its end and the
+    network's, over that of the steps. A precision that the device does not multiply in has an `error` instead. With
+    `compiled` the blocks of the network are compiled.
+    """
+    size, device = size_of(name, shrunk=shrunk), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy, weights = iteration.build_once(name, lambda: flow_sizes.begun(size))
+    networks = list(policy.modules.values())
+    flow_sizes.trainer_of(policy, weights, flow_sizes.settings(size, "chain", rows))
+    asked = [Row("a red circle", seed) for seed in range(rows)]
+    start = policy.start(asked)
+    finish = partial(policy.finish, start, policy.sigmas, asked)
+    try:
+        if compiled:
+            compile_blocks(networks)
+        whole, exact = finish(), iteration.timed(finish)
+        found: dict[str, dict[str, Any]] = {size.dtype: {**exact, "drift": 0.0}}
+        walked = _norm(a - b for a, b in zip(whole, start, strict=True))
+        for word in low_precision_copies.EIGHT_BITS:
+            try:
+                low_precision_layers.try_product(word, low_precision_copies.FINISH_KEY, device)
+            except InputError as error:
+                found[word] = {"error": str(error)}
+                continue
+            with LowPrecision(networks, word, frozen=True, key=low_precision_copies.FINISH_KEY).computing():
+                gone = _norm(a - b for a, b in zip(finish(), whole, strict=True))
+                found[word] = {**iteration.timed(finish), "drift": gone / walked}
+        return {"layers": found}
+    finally:
+        if compiled:
+            iteration.forget()  # blocks stay compiled
+
+
+def _norm(parts: Iterable[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(part.float().square().sum()) for part in parts))

@@ -11,15 +11,19 @@ SPEED = ("lever", "rows", *("rollout s", "of peak", "/ plan", "update s", "of pe
 SPEED += ("peak GiB", "/ plan", "log ratio")
 LAUNCH = ("model, lever, rows", "forward ms", "host ms", "µs a launch", "with backward ms", "host ms", "decode host ms")
 LAUNCH += ("warm-up s",)
+FINISH = ("model, rows", "layers", "finish s", "of the network's", "host s", "peak GiB", "drift")
 
 
 def tables(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page of a session's results: machine, checks, speed by model, launches, and what failed.
+    """Return the page of a session's results: machine, checks, speed by model, launches, finishes, what failed.
 
     Shares of the peak and ratios to the plan need the part `plan` of the model, and a GPU that `flowgrpo plan` knows.
     """
     found = [each["found"] for each in parts.values() if "found" in each]
-    of = {kind: [each for each in found if each["kind"] == kind] for kind in ("machine", "check", "speed", "plan")}
+    of = {
+        kind: [each for each in found if each["kind"] == kind]
+        for kind in ("machine", "check", "speed", "finish", "plan")
+    }
     machine = of["machine"][0] if of["machine"] else {}
     plans = {each["model"]: each for each in of["plan"]}
     lines = [", ".join(f"{key} {value}" for key, value in machine.items() if key != "kind"), ""] if machine else []
@@ -31,6 +35,9 @@ def tables(parts: Mapping[str, Mapping[str, Any]]) -> str:
     if of["speed"]:
         rows = (_launch(each, plans.get(each["model"])) for each in of["speed"] if "forward" in each)
         lines += [*_table(LAUNCH, rows), ""]
+    if of["finish"]:
+        rows = (row for each in of["finish"] for row in _finish(each))
+        lines += [*_table(FINISH, rows), ""]
     lines += [f"- {name}: {each['error']}" for name, each in parts.items() if "error" in each]
     return "\n".join(lines).strip()
 
@@ -83,6 +90,18 @@ def _launch(found: Mapping[str, Any], plan: Mapping[str, Any] | None) -> list[st
         _number(1e3 * decode["host"] if decode else None, ".1f"),
         _number(found["warm_up"], ".1f"),
     ]
+
+
+def _finish(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    name = f"{found['model']}, {found['rows']}" + ", compiled" * found["compiled"]
+    own, *_ = found["layers"].values()
+    for layers, each in found["layers"].items():
+        if "error" in each:
+            yield [name, layers, each["error"], "", "", "", ""]
+            continue
+        cells = [_number(each["seconds"], ".3f"), _number(each["seconds"] / own["seconds"], ".2f")]
+        cells += [_number(each["host"], ".3f"), _number(each["gib"], ".1f"), _number(each["drift"], ".1e")]
+        yield [name, layers, *cells]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -29,6 +29,7 @@ def budget(*, full=False):
         operations=0,
         launches=0,
         calls=1,
+        widest=0,
         decode=Peaks(),
         decode_tiled=None,
         sample=0,

@@ -143,6 +143,8 @@ def test_the_small_form_has_the_parts_of_the_real_one(check):
     for names in (real, small):
         assert {name.partition(",")[0] for name in names if name.endswith("rows") and "attention" not in name} == levers
         assert [name for name in names if name.endswith(": plan")] == [f"{name}: plan" for name in REAL]
+        finishes = [f"{name}: finish{compiled}" for name in REAL[:3] for compiled in ("", " compiled")]
+        assert [name for name in names if ": finish" in name] == finishes
     assert "flux1-dev: attention _native_cudnn, 8 rows" in real
 
 
@@ -167,6 +169,11 @@ def test_speed_and_plan_at_a_tiny_size(check, tmp_path, capfd, model):
     told = {name: each["found"] for name, each in check.Results(file).read()["parts"].items()}
     plan = told.pop(f"{model}: plan")
     assert plan["samples"] == 2
+    for finish in (told.pop(name) for name in list(told) if "finish" in name):
+        whole, *low = finish["layers"].values()
+        assert list(finish["layers"]) == ["float32", "int8", "fp8"]
+        assert (whole["drift"], whole["gib"]) == (0, None)
+        assert all(0 < each["drift"] < 0.2 and each["seconds"] > 0 for each in low)
     for name, found in told.items():
         phases = {"rollout", "update"} | ({"decode"} if flow else set())
         phases |= set() if "cache" in name else {"forward", "backward"}
@@ -202,6 +209,10 @@ def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):
         "plan": {"found": plan},
         "bad": {"error": "ValueError: no rows"},
     }
+    layers = {"bfloat16": {**timed, "drift": 0.0}, "int8": {**timed, "seconds": 1.5, "drift": 0.01}}
+    layers["fp8"] = {"error": "no fp8 here"}
+    finish = {"kind": "finish", "model": "m", "rows": 8, "compiled": True, "layers": layers}
+    parts["finish"] = {"found": finish}
     file = tmp_path / "found.json"
     file.write_text(json.dumps({"parts": parts, "under_way": None}))
     assert check.main(["--show", str(file)]) == 0
@@ -212,6 +223,8 @@ def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):
         "| kept graphs | 4 | 2.000 | 50% | 2.00 | 2.000 | 100% | 0.50 | 2.000 | 5% | 30.0 | 1.20 | 1.0e-04 |" in lines
     )
     assert "| m, kept graphs, 4 | 2000.0 | 500.0 | 100.0 | 2000.0 | 500.0 | 500.0 | 9.0 |" in lines
+    assert "| m, 8, compiled | int8 | 1.500 | 0.75 | 0.500 | 30.0 | 1.0e-02 |" in lines
+    assert "| m, 8, compiled | fp8 | no fp8 here |  |  |  |  |" in lines
     assert lines[-1] == "- bad: ValueError: no rows"
 
 

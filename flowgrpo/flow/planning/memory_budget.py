@@ -88,7 +88,8 @@ class FlowBudget(Budget):
         scoring = stay | {"samples": waiting + self.group * trial.rollout.sample}  # a group, and the samples that wait
         encoding = {"weights": sum(size for name, size in loaded.items() if not (later and is_network(name)))} | rewards
         degree, gathered, decode = config.run.context_parallel, self.gathered_bytes(), self._decode(trial.rollout)
-        sample = trial.rollout.step.split(degree).beside(max(self.layer(), self._copied_layer()) + gathered)
+        step = trial.rollout.step.beside(0, self._products()).split(degree)
+        sample = step.beside(max(self.layer(), self._copied_layer()) + gathered)
         phases = [
             Phase(name="encode", rows=1, key=None, fixed=encoding, calls=Peaks(((0, trial.encode),))),
             Phase(name="rollout", rows=rows, key=ROLLOUT, fixed=drafting, calls=sample),
@@ -152,10 +153,15 @@ class FlowBudget(Budget):
         return sum(low_precision_copies.size(each, self._linear_width, word) for each in networks for word in words)
 
     def _copied_layer(self) -> int:
-        """Return the bytes that the largest layer of a quantised copy needs to dequantise its weights in a call."""
-        if not low_precision_copies.of_copies(self.config).keys() - {"bfloat16"}:
+        """Return the bytes that the largest layer of a copy in nf4 needs to dequantise its weights in a call."""
+        if "nf4" not in low_precision_copies.of_copies(self.config):
             return 0
         return quantisation.dequantised_bytes(self.trial.shapes.values(), self._linear_width)
+
+    def _products(self) -> int:
+        """Return the bytes that a row's largest product of eight bits needs: sums in int32, and their float32 values."""
+        words = low_precision_copies.of_copies(self.config)
+        return 8 * self.trial.rollout.widest if words.keys() & set(low_precision_copies.EIGHT_BITS) else 0
 
     @property
     def _linear_width(self) -> int:

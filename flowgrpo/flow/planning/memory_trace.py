@@ -40,6 +40,7 @@ class Sampling:
     operations: int  # of a step with all guidance branches
     launches: int  # number of PyTorch functions in a step
     calls: int  # number of network calls in a step; both branches may share one
+    widest: int  # numbers in the largest output of a linear layer
     decode: Peaks  # bytes of decoding; empty if the config decodes in tiles
     decode_tiled: Peaks | None  # bytes of decoding in tiles; None if the decoder cannot
     sample: int  # bytes of the decoded sample in float32
@@ -151,7 +152,10 @@ def _measure_sampling(
     `before` is an earlier result. If its state has the same shapes, its sizes of decoding are reused.
     """
     calls: list[torch.nn.Module] = []
+    outputs: list[int] = []
     hooks = [net.register_forward_pre_hook(lambda module, _: calls.append(module)) for net in policy.modules.values()]
+    linear = (m for net in policy.modules.values() for m in net.modules() if isinstance(m, torch.nn.Linear))
+    hooks += [layer.register_forward_hook(lambda _, given, out: outputs.append(out.numel())) for layer in linear]
     with meta.phase() as live:
         state = policy.start([row])
         calls.clear()
@@ -162,6 +166,7 @@ def _measure_sampling(
             "operations": live.operations - operations,
             "launches": live.launches - launches,
             "calls": len(calls),
+            "widest": max(outputs, default=0),
         }
     for hook in hooks:
         hook.remove()

@@ -140,13 +140,20 @@ class Finishing:
 
 
 def agreement(pairs: Sequence[Pair]) -> dict[str, float | None]:
-    """Return the metric `finish/rank_agreement`: Spearman's correlation of cheap and exact values.
+    """Return metrics of how well cheap values replace exact ones, as means over the sets of siblings; None without any.
 
-    It is the mean over the sets of siblings, None without any. Units with a lost reward are left out.
+    `finish/rank_agreement` is Spearman's correlation of both values. `finish/reward_drift` is the mean absolute difference
+    over the standard deviation of the exact ones. Units with a lost reward are left out, and sets of equal exact values.
     """
     sets = defaultdict(list)
     for pair in pairs:
         sets[pair.siblings].append((pair.cheap, pair.exact))
     values = [torch.tensor(members, dtype=torch.float64) for _, members in sorted(sets.items())]
-    correlations = [spearman(*members[members.isfinite().all(1)].unbind(1)) for members in values]
-    return {"finish/rank_agreement": mean(torch.tensor(correlations, dtype=torch.float64))}
+    known = [members[members.isfinite().all(1)].unbind(1) for members in values]
+    drifts = [
+        (cheap - exact).abs().mean() / exact.std(correction=0) for cheap, exact in known if len(exact.unique()) > 1
+    ]
+    return {
+        "finish/rank_agreement": mean(torch.tensor([spearman(*pair) for pair in known], dtype=torch.float64)),
+        "finish/reward_drift": mean(torch.tensor(drifts, dtype=torch.float64)),
+    }

@@ -52,9 +52,9 @@ class Peaks:
         """Return the peak bytes of a call with `rows` rows."""
         return max(fixed + rows * each for fixed, each in self.points)
 
-    def beside(self, fixed: int) -> Peaks:
-        """Return the peaks with `fixed` bytes added to every point."""
-        return Peaks(tuple((fixed + constant, each) for constant, each in self.points))
+    def beside(self, fixed: int, per_row: int = 0) -> Peaks:
+        """Return the peaks with `fixed` bytes, and `per_row` for each row, added to every point."""
+        return Peaks(tuple((fixed + constant, per_row + each) for constant, each in self.points))
 
     def split(self, processes: int) -> Peaks:
         """Return the peaks of one of `processes` that share each call: the bytes per row are divided among them."""

@@ -1,6 +1,7 @@
 """Temporary low-precision copies of linear layers in a network's blocks, for `train.draft` and `algorithm.tree.finish`.
 
-`int8` and `nf4` quantise only the weights; products are in the input's dtype. `bfloat16` multiplies in bfloat16.
+`bfloat16`, `int8` and `fp8` multiply in that precision, which most devices do faster. `nf4` quantises only the weights;
+products are in the input's dtype.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from flowgrpo.schema.imports.lazy import lazy
 if TYPE_CHECKING:
     from flowgrpo.schema.sections import RunConfig
     from flowgrpo.training.model_files.hub_files import Shape
-    from flowgrpo.training.weights import quantisation
+    from flowgrpo.training.weights import low_precision_layers, quantisation
 else:
+    low_precision_layers = lazy("flowgrpo.training.weights.low_precision_layers")
     quantisation = lazy("flowgrpo.training.weights.quantisation")
 
-Precision = Literal["int8", "nf4"]
+Precision = Literal["int8", "fp8", "nf4"]
 Copied = Literal["bfloat16"] | Precision  # for finishes; drafts allow `Precision` only
+EIGHT_BITS = ("int8", "fp8")
 KEY = "train.draft.precision"
 FINISH_KEY = "algorithm.tree.finish.dtype"
 
@@ -54,6 +57,13 @@ def check(word: Copied, model: Any, key: str = KEY) -> None:
         )
     if word == "bfloat16" and model.dtype != "float32":
         raise InputError(f"{key}: the network computes in {model.dtype} as it is, by model.dtype; take null or int8")
+
+
+def check_device(config: RunConfig, device: torch.device) -> None:
+    """Raise InputError if a device cannot multiply in the precision of a copy that a run needs."""
+    for word, key in of_copies(config).items():
+        if word in EIGHT_BITS:
+            low_precision_layers.try_product(word, key, device)
 
 
 class Copies:
@@ -91,8 +101,9 @@ class Copies:
 class LowPrecision:
     """Low-precision copies of the linear layers in networks' blocks. Adapters on the layers stay active, uncopied.
 
-    `frozen` layers never change, so they are copied only once. Raises InputError, with the config key `key`, if a
-    network has no such layers, or one that cannot be copied.
+    `frozen` layers never change, so they are copied only once. Layers whose sizes int8 and fp8 cannot multiply stay as they
+    are. Raises InputError, with the config key `key`, if a network has no layers that can be copied, or one whose weights
+    cannot.
     """
 
     def __init__(self, networks: Iterable[torch.nn.Module], word: Copied, *, frozen: bool, key: str = KEY):
@@ -139,17 +150,32 @@ class LowPrecision:
             setattr(parent, name, layer)
 
 
-def _places(network: torch.nn.Module, word: Copied, key: str) -> Iterator[tuple[torch.nn.Module, str]]:
+def _places(network: torch.nn.Module, word: Copied, key: str) -> list[tuple[torch.nn.Module, str]]:
+    places = []
     for path, layer in quantisation.layers_in_blocks(network, key).items():
-        if word != "bfloat16":
+        if word == "nf4":
             quantisation.check_layer(path, layer, word, key)
+        if word in EIGHT_BITS:
+            if not low_precision_layers.fits((layer.out_features, layer.in_features)):
+                continue
+            quantisation.check_finite(path, layer, key)
         parent, _, name = path.rpartition(".")
-        yield network.get_submodule(parent), name
+        places.append((network.get_submodule(parent), name))
+    if not places:
+        raise InputError(
+            f"{key}: {word} takes layers with inputs and outputs in multiples of {low_precision_layers.MULTIPLE}, and "
+            f"{type(network).__name__} has none in its blocks; set it to null"
+        )
+    return places
 
 
 def _copy(layer: torch.nn.Linear, word: Copied) -> torch.nn.Linear:
     with torch.no_grad():
-        return quantisation.HalfLinear(layer) if word == "bfloat16" else quantisation.QuantisedLinear(layer, word)
+        if word == "bfloat16":
+            return low_precision_layers.HalfLinear(layer)
+        if word in EIGHT_BITS:
+            return low_precision_layers.EightBitLinear(layer, word)
+        return quantisation.QuantisedLinear(layer, word)
 
 
 def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
@@ -159,4 +185,6 @@ def size(tensors: Mapping[str, Shape], width: int, word: Copied | None) -> int:
 
 def _layer_size(shape: Shape, width: int, word: Copied) -> int:
     rows, columns = shape
+    if word in EIGHT_BITS:
+        return low_precision_layers.size(shape) if low_precision_layers.fits(shape) else 0
     return 2 * rows * columns if word == "bfloat16" else quantisation.layer_size(shape, width, word)

@@ -110,20 +110,6 @@ class QuantisedLinear(torch.nn.Linear):
         return _Product.apply(x, self.bias, self.form, self.codes, self.scale, self.pairs)
 
 
-class HalfLinear(torch.nn.Linear):
-    """A frozen linear layer that multiplies in bfloat16 and returns the dtype of its input."""
-
-    def __init__(self, linear: torch.nn.Linear):
-        torch.nn.Module.__init__(self)
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.weight = torch.nn.Parameter(linear.weight.detach().to(torch.bfloat16), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the product (..., out) with x (..., in)."""
-        product = torch.nn.functional.linear(x.to(torch.bfloat16), self.weight).to(x.dtype)
-        return product if self.bias is None else product + self.bias.to(x.dtype)
-
-
 @torch.no_grad()
 def quantise(module: torch.nn.Module, form: str) -> None:
     """Quantise the linear layers in a network's blocks in place. Raises as `layers_in_blocks` and `check_layer`."""
@@ -157,6 +143,11 @@ def check_layer(path: str, layer: torch.nn.Linear, form: str, key: str) -> None:
         raise InputError(
             f"{key}: {form} takes blocks of {shared} weights, {path} has rows of {layer.in_features}; take int8"
         )
+    check_finite(path, layer, key)
+
+
+def check_finite(path: str, layer: torch.nn.Linear, key: str) -> None:
+    """Raise InputError if a weight of a layer is not finite."""
     if not layer.weight.is_meta and not layer.weight.isfinite().all():  # a plan has meta weights
         raise InputError(f"{key}: the weights of {path} are not finite")
 

@@ -34,8 +34,8 @@ class Finish(Strict):
     """How the ODE steps at the end of a branch or twig are taken; a number alone sets `steps`.
 
     These steps only lead to a reward. No gradient and no ratio passes there, so they may be cheap: their error only
-    adds noise or bias to the reward. A run measures how well the order of siblings is kept (`finish/rank_agreement`);
-    see `flowgrpo.flow.rollouts.cheap_finishes`.
+    adds noise or bias to the reward. A run measures how well the order of siblings is kept (`finish/rank_agreement`)
+    and how far rewards move (`finish/reward_drift`); see `flowgrpo.flow.rollouts.cheap_finishes`.
     """
 
     steps: int | None = Field(None, ge=1)

@@ -37,6 +37,7 @@ TRIAL = Trial(
         operations=0,
         launches=0,
         calls=1,
+        widest=5000,
         decode=each_row(3),
         decode_tiled=each_row(1),
         sample=GIB // 128,
@@ -79,7 +80,7 @@ def keys_of(settings):
 
 
 LAYER = 1024 * 1024  # weights of the block
-INT8 = LAYER + 1024 * 2  # bytes: one for each weight, and the scales
+INT8, COPY = LAYER + 1024 * 2, LAYER + 1024 * 4  # bytes: one for each weight, and scales in bfloat16 or float32
 SAMPLE = GIB // 128
 DRAFTS = {"train__draft": {"precision": "int8"}}
 
@@ -215,17 +216,20 @@ def test_the_embeddings_that_stay_in_host_memory_are_counted():
 
 
 def test_a_copy_that_drafts_are_sampled_by_is_counted_while_it_is_there():
-    """In int8 a byte for each weight of the block, and the scale of each row in the type of the weights."""
+    """In int8 a byte for each weight of the block, a float32 scale for each row, and the sums of a product of each row."""
     plain, found = phases(), phases(**DRAFTS)
     for name in ("rollout", "decode", "reward", "update"):
-        assert found[name]["weights"] - plain[name]["weights"] == INT8
+        assert found[name]["weights"] - plain[name]["weights"] == COPY
     assert found["encode"] == plain["encode"]
-    anew = found["rollout"]["activations"] - plain["rollout"]["activations"]
-    assert anew == 2 * 2 * LAYER  # of the layer that is made anew: values, and weights
+    assert found["rollout"]["activations"] - plain["rollout"]["activations"] == 2 * 5000 * (4 + 4)  # two rows
     plain, found = phases(model__lora=None), phases(model__lora=None, **DRAFTS)
-    learning = LAYER + 1024 * 4
-    for name, more in (("rollout", learning), ("decode", learning), ("update", 0)):  # gone when the draft is sampled
+    for name, more in (("rollout", COPY), ("decode", COPY), ("update", 0)):  # gone when the draft is sampled
         assert found[name]["weights"] - plain[name]["weights"] == more
+
+
+def test_a_copy_in_nf4_needs_the_weights_that_are_made_anew():
+    plain, found = phases(), phases(train__draft={"precision": "nf4"})
+    assert found["rollout"]["activations"] - plain["rollout"]["activations"] == 2 * 2 * LAYER  # values, and weights
 
 
 def test_what_a_copy_of_drafts_does_not_go_with_is_not_offered():

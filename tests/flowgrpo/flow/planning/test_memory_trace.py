@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from cases import cases
+from low_layers import put_layers
 from torch.utils.flop_counter import FlopCounterMode
 from zoo import SPECIMENS
 
@@ -269,6 +270,22 @@ def test_copies_of_weights_in_half_precision_are_there_once_for_all_rows(flux):
     rollout, update = stepped(policy, weights, [specimen.rows[0]] * 3)
     assert planned.rollout.step.of(3) == pytest.approx(rollout, rel=0.15)
     assert planned.update.of(3) == pytest.approx(update, rel=0.15)
+
+
+@pytest.mark.parametrize("word", ["int8", "fp8"])
+def test_what_products_in_eight_bits_need_is_bounded_by_the_widest_layer(flux, word):
+    specimen, (folder, planned) = SPECIMENS["FluxPipeline"], flux
+    policy, _ = loaded(settings(folder, specimen))
+    outputs = [m.out_features for m in policy.modules["transformer"].modules() if isinstance(m, torch.nn.Linear)]
+    assert planned.rollout.widest % max(outputs) == 0
+    live, state = AllocationCounter(), begun(policy, [specimen.rows[0]])
+    for network in policy.modules.values():
+        put_layers(network, word)
+        for tensor in (*network.parameters(), *network.buffers()):
+            live.ignore(tensor)
+    with live, torch.no_grad():
+        policy.walk.velocity(state, policy.sigmas[0], [specimen.rows[0]])
+    assert live.peak <= planned.rollout.step.beside(0, 8 * planned.rollout.widest).of(1) < 2 * live.peak
 
 
 @pytest.mark.usefixtures("no_decoding")

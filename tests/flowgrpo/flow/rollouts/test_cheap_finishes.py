@@ -11,6 +11,7 @@ import torch
 from cases import cases
 from cut_back import cut_back
 from field import lines, settings, weights_of
+from low_layers import put_layers
 from pictures import pictures
 from runs import metrics
 
@@ -22,12 +23,11 @@ from flowgrpo.flow.rollouts.cheap_finishes import agreement, check_policy
 from flowgrpo.flow.rollouts.rollout import Pair
 from flowgrpo.training.weights import sharding
 from flowgrpo.training.weights.low_precision_copies import Copies
-from flowgrpo.training.weights.quantisation import quantise
 from rewards import Reward
 
 BRUSH = {"preset": "tempflow", "tree": {"branches": 3}}
 TWIGS = {"preset": "stepwise_flow_grpo", "tree": {"length": None}}
-CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}]
+CHEAP = [{"dtype": "bfloat16"}, {"dtype": "int8"}, {"dtype": "fp8"}]
 
 
 FEWER = {"steps": 2}
@@ -69,7 +69,7 @@ def samples_of(tree):
     ("algorithm", "finish", "lora"),
     cases(
         product((BRUSH, TWIGS), CHEAP, (True, False)),
-        [(BRUSH, CHEAP[0], True), (TWIGS, CHEAP[1], True), (BRUSH, CHEAP[1], False)],
+        [(BRUSH, CHEAP[0], True), (TWIGS, CHEAP[1], True), (BRUSH, CHEAP[1], False), (BRUSH, CHEAP[2], True)],
     ),
     ids=name_of,
 )
@@ -133,7 +133,8 @@ def test_finishes_that_are_exact_agree_and_comparing_them_changes_nothing(tmp_pa
     costs = [f"cost/{key}" for key in ("check_evaluations", "rollout_evaluations", "model_evaluations", "decoded")]
     for plain, line in zip(lines(never), lines(always), strict=True):
         assert line["finish/rank_agreement"] > 0.9
-        apart = ("finish/rank_agreement", *costs)
+        assert line["finish/reward_drift"] < 1e-3
+        apart = ("finish/rank_agreement", "finish/reward_drift", *costs)
         one, other = ({k: v for k, v in own.items() if k not in apart} for own in (plain, line))
         assert one == other
 
@@ -145,14 +146,16 @@ def test_a_number_alone_is_the_number_of_steps(tmp_path):
     assert number == written
 
 
-def test_the_correlation_within_siblings():
+def test_the_correlation_and_the_drift_within_siblings():
     pairs = [
         *(Pair((0, 1, 1), cheap, exact) for cheap, exact in ((1, 10), (2, 20), (3, 30), (math.nan, 0), (9, math.nan))),
         *(Pair((0, 1, 2), cheap, exact) for cheap, exact in ((101, 2), (102, 1), (103, 4), (104, 3))),  # 0.6
         *(Pair((0, 2, 1), 5.0, exact) for exact in (1, 2)),  # the cheap ones are equal: no correlation
     ]
-    assert agreement(pairs) == {"finish/rank_agreement": pytest.approx((1 + 0.6) / 2)}
-    assert agreement([]) == {"finish/rank_agreement": None}
+    drift = (18 / (200 / 3) ** 0.5 + 100 / 1.25**0.5 + 3.5 / 0.25**0.5) / 3
+    found = {"finish/rank_agreement": pytest.approx((1 + 0.6) / 2), "finish/reward_drift": pytest.approx(drift)}
+    assert agreement(pairs) == found
+    assert agreement([]) == {"finish/rank_agreement": None, "finish/reward_drift": None}
 
 
 def test_what_is_compared_are_the_siblings_of_the_first_group_by_both_finishes(tmp_path):
@@ -199,8 +202,9 @@ def test_weights_that_learn_are_copied_once_in_a_rollout_and_anew_in_the_next(tm
     assert run.copies._of_finishes._copies is None
 
 
-def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
-    run = pictures(tmp_path, finishing(BRUSH, {"dtype": "int8"}), group_size=3)
+@pytest.mark.parametrize("word", ["int8", "fp8"])
+def test_a_finish_in_eight_bits_is_what_a_network_of_such_layers_samples(tmp_path, word):
+    run = pictures(tmp_path, finishing(BRUSH, {"dtype": word}), group_size=3)
     calls, finish = [], run.policy.finish
     run.policy.finish = lambda *args: calls.append((args, finish(*args))) or calls[-1][1]
     rolled(run)
@@ -209,7 +213,7 @@ def test_an_int8_finish_is_what_a_quantised_network_samples(tmp_path):
     plain.policy.start(rows)
     whole = plain.policy.finish(*calls[0][0])
     for network in plain.policy.modules.values():
-        quantise(network, "int8")
+        put_layers(network, word)
     assert torch.equal(plain.policy.finish(*calls[0][0])[0], calls[0][1][0])
     assert not torch.equal(whole[0], calls[0][1][0])
 

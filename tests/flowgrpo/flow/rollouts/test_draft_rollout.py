@@ -9,6 +9,7 @@ import torch
 from cases import cases
 from cut_back import cut_back
 from field import closeness, differing, lines, resumed, settings, trainer
+from low_layers import put_layers
 from pictures import pictures
 from runs import metrics
 
@@ -19,7 +20,6 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.planning.plan import forwards, plan
 from flowgrpo.flow.rollouts.draft_rollout import DraftScore, agreement, halves_kept, spearman
 from flowgrpo.flow.rollouts.rollout import walk
-from flowgrpo.training.weights.quantisation import quantise
 from rewards import Reward
 from samplers import noise
 from samplers.trees import Root
@@ -229,7 +229,7 @@ def test_the_weights_that_sample_draft_in_low_precision_as_they_are(tmp_path, lo
         with torch.no_grad():
             whole = like.policy.generate(rows)
             for network in like.policy.modules.values():
-                quantise(network, "int8")
+                put_layers(network, "int8")
             low = like.policy.generate(rows)
         assert torch.equal(samples, low)
         assert not torch.equal(low, whole)

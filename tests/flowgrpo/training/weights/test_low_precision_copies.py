@@ -7,13 +7,14 @@ from typing import get_args
 import pytest
 import tiny
 import torch
+from low_layers import put_layers
 
 from flowgrpo import config
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.training.weights import low_precision_copies
-from flowgrpo.training.weights.low_precision_copies import LowPrecision, Precision, size
-from flowgrpo.training.weights.quantisation import QuantisedLinear, quantise
+from flowgrpo.training.weights.low_precision_copies import LowPrecision, Precision, check_device, size
+from flowgrpo.training.weights.low_precision_layers import EightBitLinear
 from flowgrpo.training.weights.trained_weights import Weights, lora_config
 
 WORDS = get_args(Precision)
@@ -74,8 +75,9 @@ def test_what_computes_is_the_copy_and_what_stays_is_the_network(word):
         assert torch.equal(module(X), whole)
     assert all(block.to_q is layer for block, layer in zip(module.blocks, layers, strict=True))
     assert 0 < (low - whole).norm() < 0.1 * whole.norm()
-    quantise(module, word)
-    assert torch.equal(module(X), low)
+    put_layers(module, word)
+    with torch.no_grad():
+        assert torch.equal(module(X), low)
 
 
 def test_bfloat16_multiplies_in_it_and_returns_what_came_in():
@@ -113,7 +115,7 @@ def test_adapters_act_with_the_values_that_they_have(word):
     with torch.no_grad(), copies.computing():
         module(X)
     by_hand = network()
-    quantise(by_hand, word)
+    put_layers(by_hand, word)
     like = adapted(by_hand)
     for values in ([p.detach().clone() for p in weights.parameters], [2 * p.detach() for p in weights.parameters]):
         like.put(values)
@@ -124,7 +126,7 @@ def test_adapters_act_with_the_values_that_they_have(word):
 def outputs(module, copies):
     """What a network computes by its copies, and by those that would be made of it now."""
     now = copy.deepcopy(module)
-    quantise(now, "int8")
+    put_layers(now, "int8")
     with torch.no_grad(), copies.computing():
         return module(X), now(X)
 
@@ -189,6 +191,32 @@ def test_layers_that_cannot_be_copied_are_one_sentence():
     said = "Linear has no linear layers in repeated blocks, set it to null"
     with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
         LowPrecision([alone], "int8", frozen=True)
+    said = (
+        "fp8 takes layers with inputs and outputs in multiples of 16, and Blocks has none in its blocks; set it to null"
+    )
+    with pytest.raises(InputError, match=rf"train\.draft\.precision: {said}"):
+        LowPrecision([Blocks(24)], "fp8", frozen=True)
+
+
+def test_a_layer_whose_sizes_eight_bits_do_not_take_stays_as_it_is():
+    module = network()
+    module.blocks[0].to_q = torch.nn.Linear(SIZE, 24).requires_grad_(False)
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    for word in ("int8", "fp8"):
+        copies = LowPrecision([module], word, frozen=True)
+        assert [parent for parent, _ in copies._places] == [module.blocks[1]]
+        assert size(shapes, 4, word) == copies.to_come == SIZE**2 + 4 * SIZE
+
+
+def test_a_device_that_cannot_multiply_is_refused_before_the_model_loads(monkeypatch):
+    def cannot(*_, **__):
+        raise RuntimeError("only for GPUs of another kind")
+
+    monkeypatch.setattr(torch, "_scaled_mm", cannot)
+    check_device(drafting("int8"), torch.device("cpu"))
+    said = r"train\.draft\.precision: a device of type cpu does not multiply in fp8; take int8$"
+    with pytest.raises(InputError, match=said):
+        check_device(drafting("fp8"), torch.device("cpu"))
 
 
 def drafting(word, **model):
@@ -216,17 +244,18 @@ def test_the_layers_of_a_pipeline_s_network_are_found_under_its_adapters():
     transformer = tiny.sd3().transformer
     Weights({"transformer": transformer}, lora_config(2, 4.0, "auto", {"transformer": transformer}))
     with LowPrecision([transformer], "int8", frozen=True).computing():
-        paths = {path for path, m in transformer.named_modules() if isinstance(m, QuantisedLinear)}
+        paths = {path for path, m in transformer.named_modules() if isinstance(m, EightBitLinear)}
         left = {path for path, m in transformer.named_modules() if type(m) is torch.nn.Linear}
     assert "transformer_blocks.0.attn.to_q.base_layer" in paths
     assert "transformer_blocks.1.ff.net.2" in paths
     assert not any(path.startswith("transformer_blocks") for path in left)
 
 
-def test_compiled_blocks_compute_with_the_layers_that_are_there():
+@pytest.mark.parametrize("word", ["int8", "fp8"])
+def test_compiled_blocks_compute_with_the_layers_that_are_there(word):
     module = network()
     adapted(module)
-    copies, graphs = LowPrecision([module], "int8", frozen=True), []
+    copies, graphs = LowPrecision([module], word, frozen=True), []
 
     @torch.no_grad()
     def both():
