@@ -99,7 +99,7 @@ def finished(name: str, rows: int, *, compiled: bool = False, shrunk: bool = Fal
     finish = partial(policy.finish, start, policy.sigmas, asked)
     try:
         if compiled:
-            compile_blocks(networks)
+            CompiledBlocks(networks)
         whole, exact = finish(), iteration.timed(finish)
         found: dict[str, dict[str, Any]] = {size.dtype: {**exact, "drift": 0.0}}
         walked = _norm(a - b for a, b in zip(whole, start, strict=True))
