@@ -13,6 +13,7 @@ WIDER = {
     "test_overrides.py": "which methods are marked as overriding",
     "test_docs.py": "what the pages name",
     "test_docs_commands.py": "the commands that the pages show",
+    "test_notebooks.py": "the code of the notebooks",
     "test_packaging.py": "what is installed",
     "test_door.py": "what the command and the package import, and what they give",
     "mdlm/test_llada_gsm8k.py": "the built-in config llada-8b",

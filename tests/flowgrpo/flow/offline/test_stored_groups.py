@@ -48,8 +48,9 @@ def never(*args, **kwargs):
 @pytest.mark.parametrize("preset", [*ISSUE, "sft_best", "dgpo"])
 def test_offline_training_never_calls_a_rollout(tmp_path, monkeypatch, preset):
     run = offline_run(tmp_path, preset)
-    for name in ("rollout", "run_draft", "score_leaves"):
-        monkeypatch.setattr(trainers, name, lambda *a, **k: pytest.fail("there was a rollout"))
+    places = ((trainers, "rollout"), (trainers.draft_rollout, "run_draft"), (trainers, "score_leaves"))
+    for place, name in places:
+        monkeypatch.setattr(place, name, lambda *a, **k: pytest.fail("there was a rollout"))
     for name in ("decode", "generate"):
         monkeypatch.setattr(run.policy, name, lambda *a, **k: pytest.fail("something was decoded"))
     before = [p.clone() for p in run.weights.parameters]
