@@ -275,6 +275,9 @@ def main(arguments: list[str] | None = None) -> Any:
         say(f"flowgrpo: {error}")
         return 1 if isinstance(error, UploadFailed) else 2
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 0
         say(f"flowgrpo: {error.format_message()}")
         return 2
     except OSError as error:

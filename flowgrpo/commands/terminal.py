@@ -18,8 +18,29 @@ from flowgrpo.schema.readable import one_line, readable
 Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
 
 
+GROUPS = {  # of commands in the help
+    "Begin here": ("init", "doctor", "train", "gallery"),
+    "Train": ("plan", "mdlm"),
+    "Look": ("explain", "report", "watch", "sample"),
+    "Measure": ("evaluate", "score", "vote"),
+    "Share": ("export", "serve"),
+    "Look up": ("rewards", "methods", "models"),
+}
+
+
 class Commands(TyperGroup):
-    """Command group that raises `typer.Abort` on Ctrl-C, which typer itself would swallow."""
+    """Command group with `GROUPS` in its help, which raises `typer.Abort` on Ctrl-C; typer itself would swallow it."""
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in self.list_commands(ctx) if name not in named)
+        for title, names in {**GROUPS, "Commands": others}.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            rows = [(name, command.get_short_help_str(limit=200)) for name, command in commands if command is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     @override
     def invoke(self, ctx: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from runs import CALL
 
 from flowgrpo.cli import main
 from flowgrpo.commands.scores import rewards as command
+from flowgrpo.commands.terminal import GROUPS
 from flowgrpo.schema.imports.lazy import lazy
 from rewards import BUILT_IN
 from rewards.base import find
@@ -68,10 +70,22 @@ def test_looking_imports_nothing_that_computes():
         ["models", "--format", "json"],
     )
     assert set(found["statuses"]) == {0}
-    assert "Commands" in found["told"]
+    assert "Begin here" in found["told"]
     assert f"flowgrpo {version('flowgrpo')}\n" in found["told"]
     assert "StableDiffusion3Pipeline" in found["told"]
     assert not set(HEAVY) & set(found["modules"])
+
+
+def test_without_a_command_the_help_has_every_command_in_a_group(capsys):
+    assert main([]) == 0
+    told, _ = capsys.readouterr()
+    first, *others = (name for names in GROUPS.values() for name in names)
+    assert told.index(f"\n  {first} ") < told.index(f"\n  {others[0]} ")
+    listed = re.findall(r"^  (\w+) {2,}\S", told.partition("Begin here:")[2], re.MULTILINE)
+    assert listed == [first, *others]
+    assert "\nCommands:" not in told
+    assert main(["mdlm"]) == 0
+    assert "\n  tracelock " in capsys.readouterr().out
 
 
 REFUSED = [
