@@ -10,7 +10,7 @@ from typing_extensions import override
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.planning.iteration_forecast import Cost, most_graphs
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
-from flowgrpo.flow.updates.rollout_graphs import ADDED, ROOM, Kept, measure_graph
+from flowgrpo.flow.updates.rollout_graphs import ADDED, ROOM, Kept, in_host_memory, measure_graph
 from flowgrpo.training.distributed.gpu_layout import of_machine
 from flowgrpo.training.fitting.batch_probing import free_bytes, used_bytes
 from flowgrpo.training.run.random_states import preserve_random_state
@@ -95,6 +95,8 @@ class RolloutGraphs(KeptGraphs):
         try:
             with preserve_random_state():
                 kept, call = measure_graph(policy, policy.start([row]), row, size=size)
+            if run.accelerator.device.type != "cuda":
+                kept = in_host_memory(kept, adapters=config.model.lora is not None)
             room, limit = self._room(kept.of([size], size=size), call, to_come)
             fitting = kept.within(room, rows, size=size)
         except (MemoryError, RuntimeError) as error:

@@ -106,6 +106,18 @@ def test_graphs_in_the_memory_of_a_host_add_half_of_what_the_process_takes(tmp_p
     assert (said in " ".join((told.err + told.out).split())) == (over > 0)
 
 
+def test_with_adapters_graphs_take_twice_their_bytes_of_a_host(tmp_path, monkeypatch, capsys):
+    """Without adapters 5 steps fit into this room."""
+    run = wide(tmp_path)
+    room(monkeypatch, run, 2)
+    adapted = run.config.model.model_copy(update={"lora": {"rank": 2}})
+    monkeypatch.setattr(run.kept_graphs._run, "config", run.config.model_copy(update={"model": adapted}))
+    with run.report:
+        run.kept_graphs.decide(run.batch_sizes.to_come)
+    assert run.kept_graphs.steps == 2
+    assert "first 3 would take" in " ".join(capsys.readouterr().err.split())
+
+
 def test_one_process_without_room_is_enough(tmp_path, monkeypatch, capsys):
     run = wide(tmp_path)
     room(monkeypatch, run, 9)
