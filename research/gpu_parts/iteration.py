@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from flowgrpo.flow.planning.iteration_forecast import most_graphs
 from flowgrpo.training.comparison import compare
 from flowgrpo.training.loop import Loop
 from flowgrpo.training.planning.gpu_scaling import Prices
@@ -79,7 +80,7 @@ def measure(
     Args:
         network: whose first call of the rollout is made again, without and with a backward pass; None for none.
         decode: decodes the rows of one call; None for texts.
-        keeps_graphs: let the rollout keep graphs for the update; raises MemoryError if they do not fit.
+        keeps_graphs: let the rollout keep all graphs for the update; raises MemoryError if they do not fit.
 
     Returns:
         As in `timed`: `rollout` with decoding and scoring, `update`, `decode`, `forward` and `backward`. Further the seconds
@@ -89,9 +90,11 @@ def measure(
     batch: Any = None
     ratio: float | None = None
     if keeps_graphs:
+        every = len(most_graphs(state.config, len(state.policy.sigmas) - 1).graph_rows)
+        wing.kept_graphs.restore({"graph_steps": every})  # as a resumed run: free memory alone is the limit
         with state.report:
             wing.start(wing.rollout, loop.batch_sizes.to_come)
-        if not wing.kept_graphs.steps:
+        if wing.kept_graphs.steps < every:
             raise MemoryError("the graphs of a rollout do not fit into memory")
 
     def rollout() -> None:

@@ -8,6 +8,8 @@ import time
 import weakref
 import zipfile
 
+import checked_gpu
+import forked
 import pytest
 import torch
 
@@ -15,13 +17,8 @@ REAL = ("sd35-medium", "flux1-dev", "wan21-1.3b", "llada-8b")
 
 
 @pytest.fixture
-def check(script, monkeypatch):
-    found = script("gpu_check")
-    from gpu_parts import correctness, flow
-
-    for module in (correctness, flow):
-        monkeypatch.setattr(module, "CompiledBlocks", lambda networks: None)  # it takes a minute, and has its own tests
-    return found
+def check(script):
+    return script("gpu_check")
 
 
 @pytest.fixture
@@ -148,9 +145,17 @@ def test_the_small_form_has_the_parts_of_the_real_one(check):
     assert "flux1-dev: attention _native_cudnn, 8 rows" in real
 
 
-def test_correctness_at_a_tiny_size(check, tmp_path, capfd):
-    file = tmp_path / "found.json"
-    assert check.main(["--shrunk", "--only", "small SD3", "--json", str(file)]) == 0
+def measured(only, folder):
+    """Measure parts at a tiny size; return the file of the results, and what was printed."""
+    file, said = folder / "found.json", folder / "said"
+    process = forked.process(checked_gpu.measured, ["--shrunk", "--only", only, "--json", str(file)], str(said))
+    process.join()
+    assert process.exitcode == 0
+    return file, said.read_text()
+
+
+def test_correctness_at_a_tiny_size(check, tmp_path):
+    file, said = measured("small SD3", tmp_path)
     told = {name: each["found"] for name, each in check.Results(file).read()["parts"].items()}
     ratios = told["small SD3, float32: log ratio"]
     assert ratios["same_calls"] == 0
@@ -159,13 +164,13 @@ def test_correctness_at_a_tiny_size(check, tmp_path, capfd):
     resumed = told["small SD3, float32: killed and resumed"]
     assert (resumed["equal"], resumed["largest_difference"]) == (True, 0)
     assert told["small SD3, float32: compiled"]["velocity"] == 0
-    assert "| small SD3 | float32 | killed and resumed | equal True, largest difference 0 |" in capfd.readouterr().out
+    assert "| small SD3 | float32 | killed and resumed | equal True, largest difference 0 |" in said
 
 
 @pytest.mark.parametrize("model", ["sd35-medium", "llada-8b"])
-def test_speed_and_plan_at_a_tiny_size(check, tmp_path, capfd, model):
-    file, flow = tmp_path / "found.json", model != "llada-8b"
-    assert check.main(["--shrunk", "--only", model, "--json", str(file)]) == 0
+def test_speed_and_plan_at_a_tiny_size(check, tmp_path, model):
+    file, said = measured(model, tmp_path)
+    flow = model != "llada-8b"
     told = {name: each["found"] for name, each in check.Results(file).read()["parts"].items()}
     plan = told.pop(f"{model}: plan")
     assert plan["samples"] == 2
@@ -184,7 +189,7 @@ def test_speed_and_plan_at_a_tiny_size(check, tmp_path, capfd, model):
     one, two = plan["rows"]["1"], plan["rows"]["2"]
     assert one["operations"] == two["operations"]  # of the same samples, in more calls
     assert one["seconds"]["h200"]["update"] == 2 * two["seconds"]["h200"]["update"]  # launches take it
-    assert f"| eager | 2 | {told[f'{model}: eager, 2 rows']['rollout']['seconds']:.3f} |  |" in capfd.readouterr().out
+    assert f"| eager | 2 | {told[f'{model}: eager, 2 rows']['rollout']['seconds']:.3f} |  |" in said
 
 
 def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):

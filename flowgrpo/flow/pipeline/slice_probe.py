@@ -171,7 +171,9 @@ def _travels(walk: DenoisingLoop, rows: Sequence[Row]) -> bool:
 
     After a step some loops have their state in another layout of memory, and half precision rounds otherwise there.
     """
-    if walk.pins or len(walk.sigmas) < 3:
+    if len(walk.sigmas) < 3:
+        return True  # no step follows another
+    if walk.pins:
         return False
     with walk.uncounted():
         state = walk.start(rows)

@@ -73,13 +73,17 @@ def further_calls(config: Config, policy: Policy) -> list[tuple[dict[str, Any], 
 
 
 def count_prompts(config: Config, *, train: int, held_out: int) -> tuple[int, int]:
-    """Return how many of a run's training and held-out prompts one process encodes, at most."""
+    """Return how many of a run's training and held-out prompts one process encodes, at most.
+
+    A generator encodes those of all trainers that it serves.
+    """
     shards, section = config.run.shards, config.train
+    samplers = min(shards, config.run.generators or shards)
     drawn = train
     if config.prompts.pick.by == "shuffle":
         roots = section.groups * config.algorithm.roots(section.group_size)
         all_may_come = config.prompts.pick.second_stage is not None or section.draft is not None
-        groups = section.groups if all_may_come else min(section.groups, -(-roots // shards))
+        groups = section.groups if all_may_come else min(section.groups, -(-roots // samplers))
         rounds = 0 if config.algorithm.kernel.calibrate is None else config.algorithm.kernel.calibrate.rounds
         drawn = min(train, groups * (section.iterations + rounds))
     return drawn, -(-held_out // (config.run.evaluators or shards))

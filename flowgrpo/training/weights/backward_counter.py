@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from flowgrpo.training.distributed.fsdp_lockstep import stands_in
+
 
 class BackwardCounter:
     """The number of rows of networks' calls whose backward pass has run, in `count`.
@@ -22,7 +24,7 @@ class BackwardCounter:
 
     def _watch(self, network: torch.nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         learns = next((x for x in _tensors(output) if x.requires_grad), None)
-        if learns is None:
+        if learns is None or stands_in():
             return
         waiting = [len(next(x for x in (*args, *kwargs.values()) if isinstance(x, (torch.Tensor, list))))]
 

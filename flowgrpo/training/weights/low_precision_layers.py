@@ -52,8 +52,9 @@ class EightBitLinear(torch.nn.Linear):
         """The weights (out, in) that the codes stand for, float32, a copy."""
         return self.codes.float() * self.scale[:, None]
 
+    @torch.no_grad()  # compiled blocks trace a backward pass, which these products have not
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product (..., out) with x (..., in), in autocast's dtype or that of x."""
+        """Return the product (..., out) with x (..., in), in autocast's dtype or that of x; without gradient."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         codes, scale = _encode(x.reshape(-1, self.in_features).contiguous(), self.word)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch._dynamo as dynamo
 from accelerate.utils import compile_regions_fsdp2
 from diffusers import ModelMixin
 from torch.utils._pytree import tree_map_only
 
 Function = Callable[..., Any]
+SHAPES = 64  # graphs of a block, one for each shape of its inputs; calls of further shapes run eager
 
 
 class CompiledBlocks:
@@ -20,19 +22,23 @@ class CompiledBlocks:
     Blocks compile at their first call. Compiled alone, calls without a gradient would have a graph of their own, which
     rounds elsewhere. Here they run the forward half of the graph that updates differentiate, so that the log-probability
     of a rollout is that of its update to the bit. What that half saves for a backward pass is dropped after each block.
+    Each shape of a call has a graph of its own, so that a rollout's shape has its graph also after others came.
 
     Attributes:
         on: whether the networks compute with the compiled blocks; see `switch`.
     """
 
     def __init__(self, networks: Iterable[ModelMixin], backend: str | Function = "inductor"):
+        dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, SHAPES)
         self.on = True
         self._compiled: dict[torch.nn.Module, Function] = {}
         for network in networks:
             if getattr(network, "_repeated_blocks", None):
-                network.compile_repeated_blocks(backend=backend)
+                network.compile_repeated_blocks(backend=backend, dynamic=False)
             else:
-                compile_regions_fsdp2(network, backend=backend)  # in place, unlike accelerate's compile_regions
+                compile_regions_fsdp2(
+                    network, backend=backend, dynamic=False
+                )  # in place, unlike accelerate's compile_regions
             if network._compiled_call_impl is None:
                 network.forward = self._as_in_updates(network.forward)
             else:  # a network without repeated blocks is compiled as a whole

@@ -78,6 +78,13 @@ def test_steps_share_a_call_only_where_each_has_the_velocity_that_it_has_alone(n
     assert len(met) == 3
 
 
+def test_a_call_of_one_step_takes_no_open_calls_from_others():
+    policy, row = policy_of("FluxPipeline"), SPECIMENS["FluxPipeline"].rows[0]
+    with policy.call_overrides(num_inference_steps=1):
+        policy.check([row])
+    assert policy.capabilities.travels
+
+
 def test_what_was_found_is_only_ever_tightened():
     specimen = SPECIMENS["FluxPipeline"]
     walk = DenoisingLoop(specimen.build(), specimen.call)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.modeling_outputs import MaskedLMOutput
 
+from flowgrpo.training.distributed import fsdp_lockstep
 from flowgrpo.training.weights.backward_counter import BackwardCounter
 
 
@@ -64,4 +65,14 @@ def test_a_graph_with_several_losses_counts_once():
     out = network(torch.ones(3, 2))
     out.sum().backward(retain_graph=True)
     out.mean().backward()
+    assert counter.count == 3
+
+
+def test_a_stand_in_of_another_process_does_not_count():
+    network = Form(FORMS["tensor"][0])
+    counter = BackwardCounter([network])
+    token = fsdp_lockstep._STANDING_IN.set(True)
+    stand_in = network(torch.ones(1, 2))
+    fsdp_lockstep._STANDING_IN.reset(token)
+    (stand_in.sum() * 0 + network(torch.ones(3, 2)).sum()).backward()
     assert counter.count == 3

@@ -78,6 +78,23 @@ def test_calls_with_and_without_a_gradient_are_equal_to_the_bit(monkeypatch):
     torch.testing.assert_close(update, eager, rtol=0.1, atol=0.1)
 
 
+def test_a_shape_has_its_graph_also_after_others_came():
+    """PyTorch would compile a graph for all shapes when a second one comes, and take it for the first one, too."""
+    ran = []
+
+    def named(graph, inputs):
+        number = len(ran)
+        ran.append([])
+        return lambda *given: ran[number].append(len(given[0])) or graph(*given)
+
+    network = Blocks(1)
+    CompiledBlocks([network], named)
+    for rows in (4, 3, 2, 4):
+        without_gradient(network, torch.randn(rows, 8, 16))
+    network(torch.randn(4, 8, 16))
+    assert [len(calls) for calls in ran] == [3, 1, 1]
+
+
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_a_call_without_a_gradient_keeps_nothing_for_a_backward_pass(checkpoints):
     network, x = Blocks(4), torch.randn(3, 8, 16)
