@@ -12,11 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.explain import section
+from flowgrpo.schema.sections import RunConfig
+from rewards.base import nearest
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 PIPELINE = "pipeline"
+
+
+def check_sections(sections: Mapping[str, Any], kind: type[RunConfig]) -> None:
+    """Raise InputError for a keyword that is no section of a config, with the section that has such a key."""
+    known = {name: section(field.annotation) for name, field in kind.model_fields.items()}
+    for key in sections:
+        if key not in known:
+            homes = [name for name, below in known.items() if below is not None and key in below.model_fields]
+            hint = f"it is a key of {homes[0]}, write {homes[0]}={{{key!r}: ...}}" if homes else nearest(key, known)
+            raise InputError(f"{key}: there is no such section, {hint}")
 
 
 def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Trainer:
     def __init__(
         self,
         pipeline: str | Path | DiffusionPipeline,
-        rewards: Sequence[Reward],
+        rewards: Reward | Sequence[Reward],
         prompts: Prompts,
         *,
         eval_prompts: Prompts | None = None,
@@ -74,11 +74,11 @@ class Trainer:
 
         Raises InputError if something is wrong.
         """
-        for key in ("rewards", "prompts"):
-            if key in sections:
-                raise InputError(f"{key}: it is an argument of its own, not a section")
+        kind = detect_kind(str(pipeline)) if isinstance(pipeline, str | Path) else "flow"
+        given.check_sections(sections, config.CONFIGS[kind]())
+        several = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
         run = {"name": name, **sections.get("run", {})}
-        written: dict[str, Any] = {**sections, "run": run, "rewards": [given.use_of(reward) for reward in rewards]}
+        written: dict[str, Any] = {**sections, "run": run, "rewards": [given.use_of(reward) for reward in several]}
         written["model"] = {
             "path": str(pipeline) if isinstance(pipeline, str | Path) else "",
             **sections.get("model", {}),
@@ -93,7 +93,7 @@ class Trainer:
             "eval": given.keep_prompts(held_out, inputs, "prompts" if eval_prompts is None else "eval_prompts"),
         }
         written["model"]["path"] = given.keep_pipeline(pipeline, inputs / given.PIPELINE, begun=begun)
-        written["kind"] = detect_kind(written["model"]["path"])
+        written["kind"] = kind
         self.settings: RunConfig = config.validate(written)
         self.metrics: list[dict[str, Any]] = []
         self._source: Path | None = None

@@ -8,6 +8,7 @@ hard-coded here.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from rewards.audio import Films, tensors
 from rewards.memory import is_out_of_memory
 from samplers.kernels import State
 
+LOGGER = logging.getLogger(__name__)
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerances, in standard deviations of a sample
 Run = Callable[[Sequence[Row], State], State]
 BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), loosest first
@@ -193,6 +195,7 @@ def _travels(walk: DenoisingLoop, rows: Sequence[Row]) -> bool:
         except Exception as error:  # single steps ran, so the open call is at fault
             if is_out_of_memory(error) or is_lost(error):
                 raise
+            LOGGER.info("this pipeline takes single steps (%s: %s)", type(error).__name__, error)
             return False
         (reached, _), (_, open_velocity) = met
         alone = walk.velocity(reached, second, rows)

@@ -166,6 +166,15 @@ def test_a_changed_pipeline_is_what_the_run_trains(trainer, tmp_path):
     assert kept_bias(folder).eq(0.25).all()
 
 
+def test_a_single_reward_needs_no_list(trainer):
+    for reward, use in (
+        ("shapes", "shapes"),
+        (redness, f"{__name__}:redness"),
+        ({"use": greenness}, f"{__name__}:greenness"),
+    ):
+        assert [each.use for each in trainer(rewards=reward).settings.rewards] == [use]
+
+
 def test_a_text_model(trainer):
     door = flowgrpo.Trainer(
         "digits", rewards=["digits"], prompts=["1 + 1 ="], preset="diffu_grpo", name="text",
@@ -190,7 +199,9 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
         ({"prompts": ["a", 3]}, r'^prompts: entry 1 is 3, take a text or a map such as {"prompt"'),
         ({"eval_prompts": [{"prompt": "a", "image": object()}]}, "^eval_prompts: a column cannot be written to a table"),
         ({"train": {"iteratons": 3}}, "did you mean 'iterations'"),
-        ({"trains": {}}, "trains"),
+        ({"trains": {}}, "^trains: there is no such section, did you mean 'train'"),
+        ({"iterations": 4}, r"^iterations: there is no such section, it is a key of train, write train={'iterations': ...}"),
+        ({"rewards": []}, "rewards"),
         ({"preset": "flow_grpo_fas"}, "flow_grpo_fas"),
         ({"pipeline": 3}, "^pipeline: int is no pipeline of diffusers"),
         ({"pipeline": own}, "^pipeline: Own is not diffusers' own"),
