@@ -79,10 +79,6 @@ class Trainer:
         several = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
         run = {"name": name, **sections.get("run", {})}
         written: dict[str, Any] = {**sections, "run": run, "rewards": [given.use_of(reward) for reward in several]}
-        written["model"] = {
-            "path": str(pipeline) if isinstance(pipeline, str | Path) else "",
-            **sections.get("model", {}),
-        }
         if preset is not None:
             written["algorithm"] = {"preset": preset, **sections.get("algorithm", {})}
         folder = Path(run.get("dir", "runs")) / run["name"]
@@ -92,8 +88,8 @@ class Trainer:
             "train": given.keep_prompts(prompts, inputs, "prompts"),
             "eval": given.keep_prompts(held_out, inputs, "prompts" if eval_prompts is None else "eval_prompts"),
         }
-        written["model"]["path"] = given.keep_pipeline(pipeline, inputs / given.PIPELINE, begun=begun)
-        written["kind"] = kind
+        path = given.keep_pipeline(pipeline, inputs / given.PIPELINE, begun=begun)
+        written |= {"kind": kind, "model": {**sections.get("model", {}), "path": path}}
         self.settings: RunConfig = config.validate(written)
         self.metrics: list[dict[str, Any]] = []
         self._source: Path | None = None
