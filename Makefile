@@ -51,7 +51,7 @@ docs: .venv/docs-installed
 	$(PY) -m uv pip install --quiet --python $(PY) -e '.[docs,test]' -e ./engine
 	touch $@
 
-# Prints the tables of docs/oracle.md.
+# Prints the tables of docs/research/oracle.md.
 oracle: .venv/installed
 	$(PY) research/oracle_tables.py
 

@@ -1,6 +1,6 @@
 """Run the benchmarks that compare two ways of one commit, and say which ratios became worse.
 
-    OMP_NUM_THREADS=1 python research/bench_all.py [--rounds N] [--json FILE] [--compare docs/benchmarks.json] [--only flow]
+    OMP_NUM_THREADS=1 python research/bench_all.py [--rounds N] [--json FILE] [--compare FILE] [--only flow]
 
 Runs `bench_flow.py`, `bench_text.py` and `bench_run.py`, each in its own process, one after the other, and prints their
 ratios in one table. (Not among them are `bench_finish.py` for cheap finishes and `bench_commits.py` for iterations of two
@@ -11,7 +11,8 @@ by more than 5 %. The exit status is 1 if there is one. A ratio whose quartiles 
 and does not change the status. A change by less than 0.002 does not count, however small the ratio. Ratios of the file
 that were not measured are named, too.
 
-`--json docs/benchmarks.json` updates the file for later comparisons: new ratios replace old ones, and the others stay.
+`--json docs/research/benchmarks.json` updates the file for later comparisons: new ratios replace old
+ones, and the others stay.
 All benchmarks take an hour and a quarter with `--rounds 2`. If Ctrl-C or an error ends them, the ratios measured so far
 are printed, compared and written, and the status is 1.
 """

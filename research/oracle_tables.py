@@ -1,4 +1,4 @@
-"""Print the tables of docs/oracle.md, which compare updates by the code of a run with exact gradients.
+"""Print the tables of docs/research/oracle.md, which compare updates by the code of a run with exact gradients.
 
     python research/oracle_tables.py                # all tables except variance and stop
     python research/oracle_tables.py presets tempflow --reward linear

@@ -1,4 +1,4 @@
-"""Certify every pipeline of tests/zoo by checks, and write flowgrpo/data/models.json and docs/models.md.
+"""Certify every pipeline of tests/zoo by checks, and write flowgrpo/data/models.json and docs/reference/models.md.
 
     python scripts/certify_models.py [NAME ...]
 
@@ -30,7 +30,7 @@ from flowgrpo.flow.diagnostics.certificate import certify  # noqa: E402
 from flowgrpo.flow.pipeline.networks.traits import TRAITS  # noqa: E402
 from flowgrpo.training.reports.doctor_checks import Check  # noqa: E402
 
-TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs" / "models.md"
+TABLE, PAGE = ROOT / "flowgrpo" / "data" / "models.json", ROOT / "docs/reference/models.md"
 
 
 def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def measure_row(name: str, specimen: Specimen) -> dict[str, Any]:
 
 
 def page(rows: list[dict[str, Any]], before: str) -> str:
-    """Return `before`, the text of docs/models.md, with its tables and its number of classes replaced."""
+    """Return `before`, the text of docs/reference/models.md, with its tables and its number of classes replaced."""
     certified = [r for r in rows if r["certified"]]
     tables = {
         "| class | task | bfloat16 drift |": [

@@ -3,7 +3,7 @@
     python scripts/fuzz.py {configs,media,folders,server,weights,loras,plugins,tables} [--seed 0] [--count N]
 
 Exit status 1, with the smallest failing case, if a case ends in a traceback, is slow, or is refused in more than one
-sentence. The cases are in tests/fuzzing; docs/reliability.md has the figures.
+sentence. The cases are in tests/fuzzing; docs/research/reliability.md has the figures.
 """
 
 import argparse

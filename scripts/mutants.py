@@ -5,7 +5,7 @@
 For each file, scripts/mutants.yaml lists its nearest tests and changes `before => after`; `before` occurs once in the
 file. An entry with `change` and `same` (the reason why the change has no effect) is not tried. Changes are made in a
 copy of the tree, in which the tests must pass first. Prints survivors and a table; exit status 1 if any change
-survives; see docs/reliability.md.
+survives; see docs/research/reliability.md.
 """
 
 import argparse

@@ -5,8 +5,8 @@
 A case runs the real command in one or two processes, ends it several times (SIGKILL of one process, of the launcher or
 of all, SIGTERM, SIGINT), and changes, truncates or deletes checkpoint files. The result must be bitwise equal in
 weights, optimizer, generators, metrics and samples, or the resume must be refused in one sentence with nothing changed.
-Prints a table; exit status 1, with seed and steps, otherwise. The cases are in tests/soaking; docs/reliability.md has
-the figures.
+Prints a table; exit status 1, with seed and steps, otherwise. The cases are in tests/soaking;
+docs/research/reliability.md has the figures.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Hold the gradient of each trajectory preset's update against the exact one (docs/oracle.md).
+"""Hold the gradient of each trajectory preset's update against the exact one (docs/research/oracle.md).
 
 The model is `gaussian_flow`, whose expected reward has a closed form. A preset rolls out, credits and replays by the code of
 a run; its gradient is divided by the weights of its edges, and compared step by step with what that edge's kernel, trunk and

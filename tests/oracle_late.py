@@ -1,4 +1,4 @@
-"""Print the table of docs/oracle.md of rewards that late steps decide: trees of final samples beside chains.
+"""Print the table of docs/research/oracle.md of rewards that late steps decide: trees of final samples beside chains.
 
 python research/oracle_tables.py late [--batches 60]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/oracle.md: how they are printed and read."""
+"""The tables of docs/research/oracle.md: how they are printed and read."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +13,8 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 
 
 def on_page(heading: str) -> dict[str, str]:
-    """Return the rows of the table under a heading of docs/oracle.md, by their first cell."""
-    text = (Path(__file__).parents[1] / "docs" / "oracle.md").read_text()
+    """Return the rows of the table under a heading of docs/research/oracle.md, by their first cell."""
+    text = (Path(__file__).parents[1] / "docs/research/oracle.md").read_text()
     section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     _, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
     return {line.split("|")[1].strip(): line for line in rows}

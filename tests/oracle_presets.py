@@ -1,4 +1,4 @@
-"""Print the table of all presets of docs/oracle.md: each one's update by the code of a run, against exact gradients.
+"""Print the table of all presets of docs/research/oracle.md: updates by the code of a run against exact gradients.
 
 python research/oracle_tables.py presets [PRESET ...] [--reward linear] [--set KEY=VALUE ...]
 """

@@ -1,4 +1,4 @@
-"""Hold the gradient of each preset of final samples against its closed form (docs/oracle.md).
+"""Hold the gradient of each preset of final samples against its closed form (docs/research/oracle.md).
 
 At the anchor the update is the mean of a times the gradient of the samples' log-likelihood, of which the expectation is an
 integral over samples of the solver and over noise: both are Gaussian, so that it is a sum over a grid. Where samples are

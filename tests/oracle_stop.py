@@ -1,4 +1,4 @@
-"""Print the table of docs/oracle.md of chains that are stopped early: evaluations saved and variance added.
+"""Print the table of docs/research/oracle.md of chains that are stopped early: evaluations saved and variance added.
 
     python research/oracle_tables.py stop [--reward linear] [--batches 400] [--std 0.5 8.0]
 

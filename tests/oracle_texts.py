@@ -1,4 +1,4 @@
-"""Hold the gradient of every text preset's update against the exact one, and print the table of docs/oracle.md.
+"""Hold the gradient of every text preset's update against the exact one, and print the table of docs/research/oracle.md.
 
     python research/oracle_tables.py texts [PRESET ...]
 

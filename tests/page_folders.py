@@ -33,22 +33,22 @@ MADE = {
         "mine.py": "redness.py",
     },
     "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
-    "docs/compare.md": {"runs/redder": "runs/t", "runs/bluer": "runs/t", "pictures": "pictures"},
-    "docs/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
-    "docs/explain.md": {"runs/demo-1": "runs/t"},
-    "docs/report.md": {"runs/redder": "runs/t"},
-    "docs/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
-    "docs/config.md": {"my_lora.safetensors": "own.safetensors"},
-    "docs/engines.md": {"text.yaml": "texts.yaml"},
-    "docs/export.md": {"runs/redder": "runs/t"},
-    "docs/mdlm.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
-    "docs/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
-    "docs/offline.md": {
+    "docs/guides/compare.md": {"runs/redder": "runs/t", "runs/bluer": "runs/t", "pictures": "pictures"},
+    "docs/guides/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
+    "docs/guides/explain.md": {"runs/demo-1": "runs/t"},
+    "docs/guides/report.md": {"runs/redder": "runs/t"},
+    "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
+    "docs/reference/config.md": {"my_lora.safetensors": "own.safetensors"},
+    "docs/guides/engines.md": {"text.yaml": "texts.yaml"},
+    "docs/guides/export.md": {"runs/redder": "runs/t"},
+    "docs/guides/texts.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
+    "docs/research/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
+    "docs/guides/offline.md": {
         **{name: name for name in ("offline.yaml", "pairs.parquet")},
         **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
-    "docs/real_models.md": {"runs/flux1-24gb": "runs/t"},
-    "docs/rewards.md": {"runs/demo-1": "runs/t"},
+    "docs/start/model.md": {"runs/flux1-24gb": "runs/t"},
+    "docs/reference/rewards.md": {"runs/demo-1": "runs/t"},
 }
 
 
@@ -97,7 +97,7 @@ def furnished(folder, finished):
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
-    offline = block("docs/offline.md", "model: {path: shapes}")
+    offline = block("docs/guides/offline.md", "model: {path: shapes}")
     few = offline.replace("{path: shapes}", "{path: shapes, call: {num_inference_steps: 4}}")
     few = few.replace("group_size: 8", "group_size: 4")  # both as the groups sampled there
     (folder / "offline.yaml").write_text(few)

@@ -47,7 +47,7 @@ def tracelock(
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the tokenizer's chat template")] = False,
     form: Format = "human",
 ) -> None:
-    """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/mdlm.md)."""
+    """Train a controller that commits tokens early, for the decoder trace_lock of a model (docs/guides/texts.md)."""
     from flowgrpo.mdlm.controller.train_controller import Judged, teach
     from rewards.compute import DTYPES
 

@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[1] / "data" / "models.json"
 
 
 def models(form: Format = "human") -> None:
-    """List the pipeline classes that were tried, each with its certificate (docs/models.md explains it)."""
+    """List the pipeline classes that were tried, each with its certificate (docs/reference/models.md explains it)."""
     rows = json.loads(FILE.read_text())
     if form == "json":
         print_json(rows)

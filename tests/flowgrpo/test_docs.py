@@ -83,14 +83,14 @@ def test_commands_exist(page):
 
 
 def test_the_keys_that_the_questions_name_are_in_a_configuration():
-    text = (ROOT / "docs/faq.md").read_text()
+    text = (ROOT / "docs/start/questions.md").read_text()
     keys = set(re.findall(r"`((?:model|prompts|train|eval|run|algorithm)\.[\w.]+)", text))
     assert len(keys) > 15
     explained = config.load(ROOT / "configs/shapes.yaml", ["train.rollout_batch=4", "model.lora.path=null"])
     for key in sorted(keys):
         value = explained
         for part in key.split("."):
-            assert hasattr(value, part), f"docs/faq.md names {key}"
+            assert hasattr(value, part), f"docs/start/questions.md names {key}"
             value = getattr(value, part)
 
 
@@ -98,7 +98,9 @@ def test_the_questions_count_the_pipelines_that_were_tried():
     tried = json.loads((ROOT / "flowgrpo/data/models.json").read_text())
     certified = sum(row["certified"] for row in tried)
     said = f"of {len(tried)} pipelines of diffusers that were tried, {certified} train as they are, and"
-    assert f"{said} {len(tried) - certified} are refused" in " ".join((ROOT / "docs/faq.md").read_text().split())
+    assert f"{said} {len(tried) - certified} are refused" in " ".join(
+        (ROOT / "docs/start/questions.md").read_text().split()
+    )
 
 
 def options(page):

@@ -63,21 +63,21 @@ WORDS = {
         "MODEL": ("{tiny}", OWN),
         "DIR": ("pictures", OWN),
     },
-    "docs/config.md": {"CONFIG": ("tiny.yaml", OWN)},
-    "docs/votes.md": {
+    "docs/reference/config.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/votes.md": {
         "MODEL": ("{tiny}", OWN),
         "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (
             "rewards=[{use: votes, options: {file: votes.jsonl, of: jpeg_size}}]",
             WEIGHTS,
         ),
     },
-    "docs/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
-    "docs/mdlm.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
-    "docs/methods/drafts.md": {
+    "docs/guides/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
+    "docs/guides/texts.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
+    "docs/research/methods/drafts.md": {
         "train.draft={pool: 4, call: CALL}": ("train.draft={pool: 2, call: {num_inference_steps: 2}}", OWN),
         "train.draft={pool: 4, call: {num_inference_steps: 6}, precision: PRECISION}": ("train.draft={pool: 2}", OWN),
     },
-    "docs/offline.md": {
+    "docs/guides/offline.md": {
         "[KEY=VALUE": (None, OPTIONAL),
         "...]": (None, OPTIONAL),
         "[--group-size": ("--group-size", OPTIONAL),
@@ -91,7 +91,7 @@ WORDS = {
         "PAIRS": ("pairs.parquet", OWN),
         "REWARD": ("jpeg_size", OWN),
     },
-    "docs/search.md": {"shapes:eval": ("prompts.txt", LONG)},
+    "docs/guides/search.md": {"shapes:eval": ("prompts.txt", LONG)},
 }
 # What makes a run small; a group has as many samples as its tree needs, and stored groups keep theirs.
 SMALL = {
@@ -118,7 +118,7 @@ def why_checked(command):
 
 def reason_of_page(command):
     """The configs that a page on real models has written by then are of those."""
-    is_real = command.page == "docs/real_models.md" and "mine.yaml" in command.words and command.words[1] != "init"
+    is_real = command.page == "docs/start/model.md" and "mine.yaml" in command.words and command.words[1] != "init"
     return WEIGHTS if is_real else None
 
 
@@ -157,7 +157,7 @@ def made_small(words, command, tiny):
     again = settings.run.folder.exists()
     if again:
         added.append(f"run.name=line-{command.line}")
-    if words[2].endswith("shapes.yaml") and (again or command.page.startswith("docs/methods/")):
+    if words[2].endswith("shapes.yaml") and (again or command.page.startswith("docs/research/methods/")):
         added += on_the_tiny_model(words, tiny)
     if settings.model.path == "shapes":
         added.append(f"model.call.{FEW_STEPS}")

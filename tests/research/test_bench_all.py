@@ -111,7 +111,7 @@ def test_pairs_are_ratios_of_one_round(script, monkeypatch):
 
 def test_the_committed_ratios_can_be_compared_with(script):
     """Those of the page are what this script reads, and have the names that the scripts give."""
-    committed = json.loads((SCRIPTS.parent / "docs" / "benchmarks.json").read_text())
+    committed = json.loads((SCRIPTS.parent / "docs/research/benchmarks.json").read_text())
     assert script("bench_all").worse(committed["ratios"], committed["ratios"]) == ([], [])
     names = committed["ratios"]
     for kind in script("flow_sizes").KINDS:

@@ -1,4 +1,4 @@
-"""The command of docs/oracle.md, as a reader calls it: from anywhere, with nothing told to Python."""
+"""The command of docs/research/oracle.md, as a reader calls it: from anywhere, with nothing told to Python."""
 
 import os
 import subprocess

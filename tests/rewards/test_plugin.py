@@ -1,4 +1,4 @@
-"""Rewards of one's own as docs/rewards.md tells: files, classes, groups, and a package that is really installed."""
+"""Rewards of one's own as docs/reference/rewards.md tells: files, classes, groups, and an installed package."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import torch
 from flowgrpo.cli import main
 from flowgrpo.training.reports.samples import save_sample
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/rewards.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 

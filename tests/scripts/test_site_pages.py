@@ -48,17 +48,17 @@ def test_every_page_of_the_repository_is_in_the_site(site):
 def test_the_home_is_the_readme_with_its_links_turned(site):
     home = (site / "index.html").read_text()
     assert "Two commands" in home
-    assert 'href="methods.html"' in home
-    assert 'src="gallery.png"' in home
+    assert 'href="reference/presets.html"' in home
+    assert 'src="figures/gallery.png"' in home
     assert 'href="contributing.html"' in home
-    assert "docs/methods.md" in home  # as the text of the link
+    assert "docs/reference/presets.md" in home  # as the text of the link
     assert 'href="docs/' not in home
 
 
 def test_docstrings_are_in_the_site(site):
-    axes = (site / "api" / "axes.html").read_text()
+    axes = (site / "reference/api/axes.html").read_text()
     assert 'id="flowgrpo.flow.methods.credit.rules.Terminal"' in axes
-    assert "FlowSDEScheduler" in (site / "api" / "samplers.html").read_text()
+    assert "FlowSDEScheduler" in (site / "reference/api/samplers.html").read_text()
 
 
 def test_no_page_and_no_style_loads_from_another_host(site):

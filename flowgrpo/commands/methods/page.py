@@ -1,4 +1,4 @@
-"""Tables of docs/methods.md and docs/mdlm.md that repeat what `flowgrpo methods` shows."""
+"""Tables of docs/reference/presets.md and docs/guides/texts.md that repeat what `flowgrpo methods` shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def axes(wing: Wing) -> str:
     for axis, question in wing.questions.items():
         entries = [entry for entry in words(wing) if entry.axis == axis]
         files = dict.fromkeys(entry.where.partition(":")[0] for entry in entries)
-        links = ", ".join(f"[{Path(file).name}](../{file})" for file in files)
+        links = ", ".join(f"[{Path(file).name}](../../{file})" for file in files)
         rows.append((f"`{axis}`", question, " ".join(f"`{entry.name}`" for entry in entries), links))
     return _table(("axis", "question", "words", "mathematics"), rows)
 

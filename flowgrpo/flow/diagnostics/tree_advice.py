@@ -10,7 +10,7 @@ schedule have
 For chains (`awm_fast`) V is the whole variance of the reward. For groups that split at a step (`awm_late`) it is the part
 that later steps decide. No draw lies above the split, and the evaluations up to it are shared. Siblings differ by the noise
 of one step alone. If that decides a part r of what all later steps decide, signal and V are r times as large, and the gain
-sqrt(r) times. The model is ours; docs/comparison.md compares it with measured gains.
+sqrt(r) times. The model is ours; docs/research/comparison.md compares it with measured gains.
 """
 
 from __future__ import annotations

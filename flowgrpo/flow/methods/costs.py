@@ -2,7 +2,7 @@
 
 `COSTS` are the numbers of `flowgrpo plan` for one prompt without guidance: 24 samples of 10 steps; 16 samples of 20 steps
 for BranchGRPO, as published; 9 samples for mc_grpo, whose groups have an odd size. `GAINS` are the gain of the reward of
-the model `shapes` and its error, in thousandths (docs/comparison.md); presets without a measurement are missing.
+the model `shapes` and its error, in thousandths (docs/research/comparison.md); presets without a measurement are missing.
 """
 
 from __future__ import annotations

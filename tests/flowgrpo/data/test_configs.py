@@ -46,7 +46,7 @@ ALIKE = {"dream-7b": "llada-8b", "llada-1.5": "llada-8b", "sd35-large": "sd35-me
 # In a plain run: adapters of int8 weights and of two networks, a shared start and pictures to edit, drafts, texts by a
 # threshold. The others go the ways of these or of other tests.
 PLAIN = ("flux1-24gb", "flux2-klein-4b", "llada2-mini", "sana", "wan22-14b")
-PAGE = Path(__file__).parents[3] / "docs/real_models.md"
+PAGE = Path(__file__).parents[3] / "docs/start/model.md"
 # A verifiable reward of the same kind of sample: the config's own needs weights from the hub, or letters that can be read.
 STAND_IN = dict.fromkeys(("geneval", "pickscore", "clip_score", "ocr", "shapes"), "jpeg_size")
 STAND_IN |= {"video_ocr": "motion", "clap": "loudness"}

@@ -1,4 +1,4 @@
-"""Trees of final samples on a reward that late steps decide, see docs/oracle.md."""
+"""Trees of final samples on a reward that late steps decide, see docs/research/oracle.md."""
 
 import math
 from functools import cache

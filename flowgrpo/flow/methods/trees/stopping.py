@@ -25,7 +25,7 @@ class Stop(Strict):
 
     The paper trains a small head to foretell rewards and keeps a balanced set of survivors. Here a chain's clean estimate
     x - sigma v is decoded and scored, and a draw with a known chance decides. The weights 1 / chance keep the expected
-    update (ours). It saves evaluations and adds variance, see docs/oracle.md.
+    update (ours). It saves evaluations and adds variance, see docs/research/oracle.md.
     """
 
     step: int = Field(ge=1)

@@ -18,7 +18,9 @@ DOCS = Path(__file__).parents[4] / "docs"
 SHAPES = config.validate({"model": {"path": "shapes"}})
 
 
-@pytest.mark.parametrize(("wing", "page"), [(FLOW, "methods.md"), (TEXTS, "mdlm.md")], ids=["flow", "texts"])
+@pytest.mark.parametrize(
+    ("wing", "page"), [(FLOW, "reference/presets.md"), (TEXTS, "guides/texts.md")], ids=["flow", "texts"]
+)
 def test_the_tables_of_the_page_are_those_of_the_code(wing, page):
     written = (DOCS / page).read_text()
     for table in tables(wing):
@@ -75,13 +77,17 @@ def test_every_preset_has_a_cost(wing):
 
 def test_the_stored_gains_are_those_of_the_measurements():
     number = r"(-?[\d.]+) ± ([\d.]+)"
-    rows = re.findall(rf"^\| `(\w+)` \| [\d.]+ \| {number} \|", (DOCS / "comparison.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        rf"^\| `(\w+)` \| [\d.]+ \| {number} \|", (DOCS / "research/comparison.md").read_text(), re.MULTILINE
+    )
     assert {preset: (float(gain), float(error)) for preset, gain, error in rows} == FLOW.costs.GAINS
-    rows = re.findall(rf"^\| `(\w+)` \| 3 \|.*\| {number} \| \d+ \|$", (DOCS / "mdlm.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        rf"^\| `(\w+)` \| 3 \|.*\| {number} \| \d+ \|$", (DOCS / "guides/texts.md").read_text(), re.MULTILINE
+    )
     assert {preset: (float(gain), float(error)) for preset, gain, error in rows} == TEXTS.costs.GAINS
 
 
-PAPERS = re.findall(r"^\| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", (DOCS / "papers.md").read_text(), re.MULTILINE)
+PAPERS = re.findall(r"^\| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", (DOCS / "research/papers.md").read_text(), re.MULTILINE)
 PAPERS = [row for row in PAPERS if row[0] != "paper"]
 
 
@@ -92,7 +98,9 @@ def test_the_page_of_papers_names_every_preset_and_every_word_with_a_paper():
     for entry in entries:
         for paper in entry.source:
             carried = [here for _, number, here in PAPERS if paper in number]
-            assert any(f"`{entry.name}`" in here for here in carried), f"docs/papers.md: {entry.name} of {paper}"
+            assert any(f"`{entry.name}`" in here for here in carried), (
+                f"docs/research/papers.md: {entry.name} of {paper}"
+            )
 
 
 def test_every_name_on_the_page_of_papers_exists():
@@ -106,11 +114,11 @@ def test_every_name_on_the_page_of_papers_exists():
                 of_texts = name.startswith(("model.", "algorithm.", "train.semantic"))
                 explain(texts if of_texts else SHAPES, name)  # raises if unknown
             else:
-                assert name in known, f"docs/papers.md: there is no {name}"
+                assert name in known, f"docs/research/papers.md: there is no {name}"
 
 
 def test_the_table_of_token_weights_has_every_rule_with_its_defaults():
-    page = (DOCS / "mdlm.md").read_text()
+    page = (DOCS / "guides/texts.md").read_text()
     row = re.compile(r"^\| `(\w+)` \| (.*) \| .*arXiv \d{4}\.\d{5}.*\|$", re.MULTILINE)
     rows = dict(row.findall(page.partition("## Weights of tokens")[2]))
     assert set(get_args(Shape.model_fields["rule"].annotation)) <= set(rows)

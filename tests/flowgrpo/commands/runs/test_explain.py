@@ -50,9 +50,11 @@ def test_every_option_has_a_sentence(choices):
 
 
 def test_the_page_of_keys_is_that_of_the_code():
-    block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)[1]
-    assert block == page(config.validate(SHAPES)), "docs/config.md: put flowgrpo.commands.runs.explain.page there"
-    written = yaml_maps.parse_yaml(block, "docs/config.md")
+    block = re.search(r"```yaml\n(kind: flow.*?)```", (DOCS / "reference/config.md").read_text(), re.DOTALL)[1]
+    assert block == page(config.validate(SHAPES)), (
+        "docs/reference/config.md: put flowgrpo.commands.runs.explain.page there"
+    )
+    written = yaml_maps.parse_yaml(block, "docs/reference/config.md")
     assert config.validate(written) == config.validate({**SHAPES, "rewards": ["shapes"]})
 
 
@@ -78,10 +80,10 @@ def unsaid(words, row):
 
 
 def test_the_tables_of_options_have_every_option():
-    rows = rows_of_options("config.md")
+    rows = rows_of_options("reference/config.md")
     for axis, choices in CHOICES.items():
         assert not unsaid(options(choices), rows[axis]), axis
-    rows = rows_of_options("mdlm.md")
+    rows = rows_of_options("guides/texts.md")
     for axis, choices in TEXT_CHOICES.items():
         assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
     for word, choices in WORDS.items():

@@ -60,7 +60,7 @@ def test_late_draws_are_advised_above_the_part_that_decides_most():
 
 
 def test_the_model_is_near_what_was_measured_on_patterns():
-    """Gains of a second over those of chains, see docs/comparison.md: 1.19 ± 0.23 by draws from step 8 on."""
+    """Gains of a second over those of chains, see docs/research/comparison.md: 1.19 ± 0.23 by draws from step 8 on."""
     assert advise(shares(0.0, 0.27, 0.51, 0.22), 24, CHEAP, whole).gain == pytest.approx(1.19, abs=0.06)
 
 

@@ -121,7 +121,7 @@ def test_steps_weigh_alike_in_the_update_whatever_their_numbers_of_children():
 
 @pytest.mark.parametrize("weights", [pytest.param("none", marks=pytest.mark.zoo), "noise_aware"])
 def test_it_varies_less_for_its_cost_than_chains_and_brushes_of_one_number(weights):
-    """By the closed form of the linear reward; what the code of a run measures, and other trees, has docs/oracle.md."""
+    """By the closed form of the linear reward; docs/research/oracle.md has what a run measures."""
     aim = target("linear", weights)
     found, shape = adaptive("linear", 8, weights, **{"algorithm.tree.every": 3})
     best = min(*(exact_brush([n] * 9, aim) for n in range(2, 25)), *(exact_chain(n, aim) for n in (8, 24)))
