@@ -60,6 +60,8 @@ def budget(*, full=False):
         graphs=(),
         samples=1,
         group=1,
+        train_prompts=1,
+        held_out=1,
         loads_later=True,
         measure=lambda other: trial,
     )
