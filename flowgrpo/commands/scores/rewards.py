@@ -46,7 +46,7 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Return a row per reward: name, what it measures, inputs, range, weights, licence and memory, the bytes of the weights by dtype.
+    """Return a row per reward: its name, the fields of its card, and memory, the bytes of the weights by dtype.
 
     Rewards of other packages have only a name.
     """
