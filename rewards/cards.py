@@ -15,6 +15,7 @@ class Card:
     """A row of `flowgrpo rewards`."""
 
     target: str  # `module:object`
+    measures: str
     inputs: str
     range: str
     weights: str | None = None
@@ -95,57 +96,131 @@ _VQA_SCORE = "Qwen/Qwen2.5-VL-7B-Instruct (16.6 GB)", "Apache-2.0 (that model)"
 _JUDGE = "rewards.served.judge:Judge"
 _VISION_LANGUAGE = "rewards.models.vision_language"
 BUILT_IN: dict[str, Card] = {
-    "shapes": Card("rewards.shapes:shapes", "image, prompt or caption", "0 to 1"),
-    "patterns": Card("rewards.patterns:patterns", "image, prompt", "0 to 1"),
-    "moves": Card("rewards.moves:moves", "video, prompt", "0 to 1"),
-    "jpeg_size": Card("rewards.image:jpeg_size", "image", "below 0 (minus kilobytes)"),
-    "ocr": Card("rewards.objects.ocr:Ocr", "image, quoted part of prompt or text", "0 to 1", _OCR, dtype=None),
+    "shapes": Card("rewards.shapes:shapes", "share of the caption shown", "image, prompt or caption", "0 to 1"),
+    "patterns": Card("rewards.patterns:patterns", "share of the caption shown, with layout", "image, prompt", "0 to 1"),
+    "moves": Card("rewards.moves:moves", "share of the caption shown, with motions", "video, prompt", "0 to 1"),
+    "jpeg_size": Card("rewards.image:jpeg_size", "minus the kilobytes as a JPEG", "image", "below 0 (minus kilobytes)"),
+    "ocr": Card(
+        "rewards.objects.ocr:Ocr",
+        "similarity of the written text",
+        "image, quoted part of prompt or text",
+        "0 to 1",
+        _OCR,
+        dtype=None,
+    ),
     "geneval": Card(
-        "rewards.objects.geneval:GenEval", "image, include, exclude, tag", "up to 1 (partial credit); 0 or 1", *_GENEVAL
+        "rewards.objects.geneval:GenEval",
+        "objects, counts, colours, places shown (GenEval)",
+        "image, include, exclude, tag",
+        "up to 1 (partial credit); 0 or 1",
+        *_GENEVAL,
     ),
-    "motion": Card("rewards.video:motion", "video", "0 to 1"),
-    "temporal_consistency": Card("rewards.video:temporal_consistency", "video", "-1 to 1 (a still)"),
+    "motion": Card("rewards.video:motion", "difference of neighbouring frames", "video", "0 to 1"),
+    "temporal_consistency": Card(
+        "rewards.video:temporal_consistency", "similarity to the previous and first frame", "video", "-1 to 1 (a still)"
+    ),
     "video_ocr": Card(
-        "rewards.objects.ocr:VideoOcr", "video, quoted part of prompt or text", "0 to 1", _OCR, dtype=None
+        "rewards.objects.ocr:VideoOcr",
+        "`ocr`, mean over frames",
+        "video, quoted part of prompt or text",
+        "0 to 1",
+        _OCR,
+        dtype=None,
     ),
-    "loudness": Card("rewards.audio:loudness", "audio", "0 to 1 (root mean square, linear)"),
+    "loudness": Card("rewards.audio:loudness", "root mean square", "audio", "0 to 1 (root mean square, linear)"),
     "clip_score": Card(
         "rewards.models.clip:ClipScore",
+        "agreement (CLIPScore)",
         "image, prompt",
         "0 to 2.5",
         _CLIP,
         "MIT (of its code; the model card states none)",
     ),
-    "pickscore": Card("rewards.models.clip:PickScore", "image, prompt", "about 16 to 26", *_PICKSCORE),
-    "hpsv2": Card("rewards.models.openclip:HPSv2", "image, prompt", "-1 to 1", _HPS),
+    "pickscore": Card(
+        "rewards.models.clip:PickScore", "preference (PickScore)", "image, prompt", "about 16 to 26", *_PICKSCORE
+    ),
+    "hpsv2": Card("rewards.models.openclip:HPSv2", "preference (HPSv2)", "image, prompt", "-1 to 1", _HPS),
     "hpsv3": Card(
-        f"{_VISION_LANGUAGE}.hpsv3:HPSv3", "image, prompt", "unbounded, mostly -1 to 12", *_HPSV3, dtype="bfloat16"
+        f"{_VISION_LANGUAGE}.hpsv3:HPSv3",
+        "preference (HPSv3)",
+        "image, prompt",
+        "unbounded, mostly -1 to 12",
+        *_HPSV3,
+        dtype="bfloat16",
     ),
     "hpsv3_plus": Card(
-        f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus", "image, prompt", "unbounded", *_HPSV3_PLUS, dtype="bfloat16"
+        f"{_VISION_LANGUAGE}.hpsv3:HPSv3Plus",
+        "preference, given training progress (HPSv3++)",
+        "image, prompt",
+        "unbounded",
+        *_HPSV3_PLUS,
+        dtype="bfloat16",
     ),
-    "aesthetic": Card("rewards.models.openclip:Aesthetic", "image", "about 1 to 10", *_AESTHETIC),
-    "aesthetic_v25": Card("rewards.models.aesthetic_v25:AestheticV25", "image", "about 1 to 10", *_AESTHETIC_V25),
-    "deqa": Card(f"{_VISION_LANGUAGE}.deqa:DeQA", "image", "1 to 5", *_DEQA, dtype="float16"),
+    "aesthetic": Card(
+        "rewards.models.openclip:Aesthetic",
+        "aesthetic rating (LAION, version 2)",
+        "image",
+        "about 1 to 10",
+        *_AESTHETIC,
+    ),
+    "aesthetic_v25": Card(
+        "rewards.models.aesthetic_v25:AestheticV25",
+        "aesthetic rating (Aesthetic Predictor V2.5)",
+        "image",
+        "about 1 to 10",
+        *_AESTHETIC_V25,
+    ),
+    "deqa": Card(
+        f"{_VISION_LANGUAGE}.deqa:DeQA", "technical quality (DeQA-Score)", "image", "1 to 5", *_DEQA, dtype="float16"
+    ),
     "vqa_score": Card(
-        f"{_VISION_LANGUAGE}.vqa_score:VqaScore", "image, prompt", "0 to 1", *_VQA_SCORE, dtype="bfloat16"
+        f"{_VISION_LANGUAGE}.vqa_score:VqaScore",
+        'agreement: probability of "Yes" (VQAScore)',
+        "image, prompt",
+        "0 to 1",
+        *_VQA_SCORE,
+        dtype="bfloat16",
     ),
-    "image_reward": Card("rewards.models.image_reward:ImageReward", "image, prompt", "about -2.3 to 2", _IMAGE_REWARD),
+    "image_reward": Card(
+        "rewards.models.image_reward:ImageReward",
+        "preference (ImageReward)",
+        "image, prompt",
+        "about -2.3 to 2",
+        _IMAGE_REWARD,
+    ),
     "video_align": Card(
         f"{_VISION_LANGUAGE}.video_align:VideoAlign",
+        "quality, motion, agreement (VideoAlign)",
         "video, prompt",
         "sum of three z-scores, mostly -6 to 6",
         *_VIDEO_ALIGN,
         dtype="bfloat16",
     ),
-    "image_similarity": Card("rewards.models.similarity:ImageSimilarity", "image, column image", "-1 to 1", _DINO),
-    "diversity": Card("rewards.models.similarity:Diversity", "image, group-wise", "0 to 2", _DINO),
-    "clap": Card("rewards.models.clap:Clap", "audio, prompt, column sampling_rate", "-1 to 1", _CLAP),
-    "judge": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED),
-    "qwen_vl": Card(_JUDGE, "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
-    "unified_reward": Card(_JUDGE, "image, prompt", "0 to 1", *_UNIFIED_REWARD),
+    "image_similarity": Card(
+        "rewards.models.similarity:ImageSimilarity",
+        "similarity to a reference picture (DINOv2)",
+        "image, column image",
+        "-1 to 1",
+        _DINO,
+    ),
+    "diversity": Card(
+        "rewards.models.similarity:Diversity",
+        "distance from the rest of the group",
+        "image, group-wise",
+        "0 to 2",
+        _DINO,
+    ),
+    "clap": Card(
+        "rewards.models.clap:Clap", "agreement (CLAP)", "audio, prompt, column sampling_rate", "-1 to 1", _CLAP
+    ),
+    "judge": Card(_JUDGE, "graded agreement and quality", "image or video, prompt", "0 to 1", *_SERVED),
+    "qwen_vl": Card(_JUDGE, "the same as `judge`", "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
+    "unified_reward": Card(
+        _JUDGE, "agreement and quality (UnifiedReward 2.0)", "image, prompt", "0 to 1", *_UNIFIED_REWARD
+    ),
     "judge_local": Card(
         f"{_VISION_LANGUAGE}.local_judge:LocalJudge",
+        "`judge` in the training process",
         "image or video, prompt",
         "0 to 1",
         *_JUDGE_LOCAL,
@@ -153,33 +228,56 @@ BUILT_IN: dict[str, Card] = {
     ),
     "unified_reward_local": Card(
         f"{_VISION_LANGUAGE}.local_judge:UnifiedRewardLocal",
+        "`unified_reward` in the training process",
         "image, prompt",
         "0 to 1",
         *_UNIFIED_REWARD_LOCAL,
         dtype="bfloat16",
     ),
-    "hpsv3_style": Card(_JUDGE, "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
-    "deqa_style": Card(_JUDGE, "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
-    "video_align_style": Card(_JUDGE, "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}),
+    "hpsv3_style": Card(_JUDGE, "graded preference", "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
+    "deqa_style": Card(_JUDGE, "graded technical quality", "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
+    "video_align_style": Card(
+        _JUDGE, "graded quality, motion, agreement", "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}
+    ),
     "questions": Card(
-        "rewards.served.questions:Questions", "image or video, prompt, column questions", "0 to 1", *_SERVED
+        "rewards.served.questions:Questions",
+        "share of right answers",
+        "image or video, prompt, column questions",
+        "0 to 1",
+        *_SERVED,
     ),
-    "preference": Card("rewards.preference:Preference", "group, prompt", "0 to 1 (win rate)", *_SERVED),
+    "preference": Card(
+        "rewards.preference:Preference", "win rate in the group", "group, prompt", "0 to 1 (win rate)", *_SERVED
+    ),
     "votes": Card(
-        "rewards.models.votes:Votes", "image, prompt", "log-odds, 0 is as good as the mean", "those of the features"
+        "rewards.models.votes:Votes",
+        "what people voted for",
+        "image, prompt",
+        "log-odds, 0 is as good as the mean",
+        "those of the features",
     ),
-    "countdown": Card("rewards.texts.text:countdown", "text, numbers, target", "0, 0.1 or 1"),
-    "sudoku": Card("rewards.texts.text:sudoku", "text, puzzle, solution", "0 to 1"),
-    "arithmetic": Card("rewards.texts.text:arithmetic", "text, answer", "0 or 1"),
-    "solved": Card("rewards.texts.text:solved", "text, columns of those three", "0 or 1"),
-    "tags": Card("rewards.texts.text:tags", "text", "0 to 0.5"),
-    "gsm8k": Card("rewards.texts.text:gsm8k", "text, answer", "0 to 4"),
-    "gsm8k_accuracy": Card("rewards.texts.text:gsm8k_accuracy", "text, answer", "0 or 1"),
-    "math_answer": Card("rewards.texts.text:math_answer", "text, answer", "0 to 3"),
-    "math_accuracy": Card("rewards.texts.text:math_accuracy", "text, answer", "0 or 1"),
+    "countdown": Card(
+        "rewards.texts.text:countdown", "numbers combined to the target", "text, numbers, target", "0, 0.1 or 1"
+    ),
+    "sudoku": Card("rewards.texts.text:sudoku", "share of cells filled correctly", "text, puzzle, solution", "0 to 1"),
+    "arithmetic": Card("rewards.texts.text:arithmetic", "right result", "text, answer", "0 or 1"),
+    "solved": Card(
+        "rewards.texts.text:solved", "right answer of the three above", "text, columns of those three", "0 or 1"
+    ),
+    "tags": Card("rewards.texts.text:tags", "tags of the answer's format", "text", "0 to 0.5"),
+    "gsm8k": Card("rewards.texts.text:gsm8k", "right number, and format, as d1", "text, answer", "0 to 4"),
+    "gsm8k_accuracy": Card("rewards.texts.text:gsm8k_accuracy", "right number", "text, answer", "0 or 1"),
+    "math_answer": Card("rewards.texts.text:math_answer", "right answer, and format, as d1", "text, answer", "0 to 3"),
+    "math_accuracy": Card(
+        "rewards.texts.text:math_accuracy", "right answer up to LaTeX spelling", "text, answer", "0 or 1"
+    ),
     "math_verify": Card(
-        "rewards.texts.algebra:MathVerify", "text, answer", "0 or 1", licence="Apache-2.0 (math-verify too)"
+        "rewards.texts.algebra:MathVerify",
+        "right answer by computer algebra (math-verify)",
+        "text, answer",
+        "0 or 1",
+        licence="Apache-2.0 (math-verify too)",
     ),
-    "code": Card("rewards.texts.code:code", "text, tests", "0 to 1"),
-    "code_format": Card("rewards.texts.code:code_format", "text", "0, 0.5 or 1"),
+    "code": Card("rewards.texts.code:code", "share of tests passed", "text, tests", "0 to 1"),
+    "code_format": Card("rewards.texts.code:code_format", "a program that parses", "text", "0, 0.5 or 1"),
 }

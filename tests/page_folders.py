@@ -1,5 +1,6 @@
 """The files and folders that the pages' commands name, made small."""
 
+import contextlib
 import io
 import json
 import re
@@ -34,7 +35,9 @@ MADE = {
     },
     "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
     "docs/guides/looking.md": {"runs/bluer": "runs/t", "pictures": "pictures"},
+    "docs/guides/editing.md": {"edit-model": "edit-model"},
     "docs/guides/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
+    "docs/guides/reward_hacking.md": {"runs/redder": "runs/t"},
     "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
     "docs/reference/config.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/guides/engines.md": {"text.yaml": "texts.yaml"},
@@ -94,6 +97,9 @@ def furnished(folder, finished):
     read["model"] = {**tiny["model"], "call": {**tiny["model"]["call"], "num_inference_steps": 4}}  # 3 are stochastic
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
+
+    with contextlib.chdir(folder):
+        exec(block("docs/guides/editing.md", "# make_edit_model.py"), {})
 
     offline = block("docs/guides/offline.md", "model: {path: shapes}")
     few = offline.replace("{path: shapes}", "{path: shapes, call: {num_inference_steps: 4}}")

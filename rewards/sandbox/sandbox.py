@@ -6,7 +6,7 @@ overlap: namespaces, a root folder in memory, an unprivileged user, dropped capa
 limits. The sandbox uses those that the machine has, and `find_missing` tests that forbidden actions fail. Python's audit
 hooks and removed builtins limit nothing, since a program in the same process can undo them.
 
-`rewards/sandbox/examination.py` and docs/reference/rewards.md describe how far the score is safe from cheating.
+`rewards/sandbox/examination.py` and docs/research/sandbox.md describe how far the score is safe from cheating.
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ WORDS = {
         "DIR": ("pictures", OWN),
     },
     "docs/reference/config.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/reward_hacking.md": {"MODEL": ("{tiny}", OWN)},
     "docs/guides/votes.md": {
         "MODEL": ("{tiny}", OWN),
         "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (
@@ -118,7 +119,8 @@ def why_checked(command):
 
 def reason_of_page(command):
     """The configs that a page on real models has written by then are of those."""
-    is_real = command.page == "docs/start/model.md" and "mine.yaml" in command.words and command.words[1] != "init"
+    written = {"docs/start/model.md": "mine.yaml", "docs/guides/editing.md": "edit.yaml"}.get(command.page)
+    is_real = written in command.words and command.words[1] != "init"
     return WEIGHTS if is_real else None
 
 

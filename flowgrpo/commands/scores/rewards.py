@@ -31,7 +31,7 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
     if form == "json":
         print_json(rows)
     elif name is not None:
-        for key in ("inputs", "range", "weights"):
+        for key in ("measures", "inputs", "range", "weights"):
             print_line(f"{key:8} {rows[0][key] or 'none'}")
         if any((rows[0]["memory"] or {}).values()):
             print_line(f"{'memory':8} {_describe_memory(rows[0]['memory'])}")
@@ -46,11 +46,11 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Return a row per reward: name, inputs, range, weights, licence and memory, the bytes of the weights by dtype.
+    """Return a row per reward: its name, the fields of its card, and memory, the bytes of the weights by dtype.
 
     Rewards of other packages have only a name.
     """
-    shown = ("inputs", "range", "weights", "licence")
+    shown = ("measures", "inputs", "range", "weights", "licence")
     built_in = [
         {
             "name": name,

@@ -120,7 +120,7 @@ def probe_batching(walk: DenoisingLoop, rows: Sequence[Row], known: Capabilities
             return capabilities
         if not walk.pins and equals(compute(single, decode, state), capabilities, decode, state):
             return replace(capabilities, starts_alone=True)
-    return replace(capabilities, max_batch=1)
+    return replace(capabilities, pads_prompts=False, max_batch=1)
 
 
 @torch.no_grad()

@@ -118,6 +118,8 @@ def test_rows_that_may_share_a_step_and_no_decoding_have_calls_of_their_own():
     policy = DiffusersPolicy(specimen.build(), specimen.call)
     policy.check(specimen.rows)
     assert policy.capabilities.max_batch == 1
+    policy.check(specimen.rows)  # again, as the call of an evaluation
+    assert policy.capabilities.max_batch == 1
     assert len(policy.generate(specimen.rows)) == len(specimen.rows)
 
 
