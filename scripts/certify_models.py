@@ -65,21 +65,9 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
     """Return `before`, the text of docs/reference/models.md, with its tables and its number of classes replaced."""
     certified = [r for r in rows if r["certified"]]
     tables = {
-        "| class | task | bfloat16 drift |": [
-            [
-                name_of(r),
-                r["task"],
-                r["checks"]["drift_bfloat16"],
-                r["checks"]["any_micro_batch"].partition(", ")[2],
-                r["checks"]["gradients"],
-                f"`{r['checks']['lora_reload'].split(':')[0]}`",
-            ]
-            for r in certified
-        ],
-        "| class | task | reason |": [
-            [name_of(r), r["task"], r["note"].replace("|", "/")] for r in rows if not r["certified"]
-        ],
-        "| class | what |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
+        "| class | task | calls |": [[name_of(r), r["task"], calls_of(r), remarks(r)] for r in certified],
+        "| class | task | reason |": [[name_of(r), r["task"], reason(r)] for r in rows if not r["certified"]],
+        "| class | refused or different |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
         "| class | why |": [[f"`{name}`", trait.why] for name, trait in TRAITS.items()],
     }
     text = re.sub(
@@ -97,6 +85,32 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
 def name_of(row: dict[str, Any]) -> str:
     """Return the name of a row's pipeline as code."""
     return f"`{row['class']}" + (f" ({row['variant']})`" if row["variant"] else "`")
+
+
+def calls_of(row: dict[str, Any]) -> str:
+    """Return in a word or two which rows share a call of a certified pipeline."""
+    how = row["checks"]["any_micro_batch"].partition(", ")[2]
+    shared = "mixed" if "unequal noise levels" in how else "alone" if how.startswith("one row") else "shared"
+    return shared + (", equal lengths" if "equally long prompts" in how else "")
+
+
+def remarks(row: dict[str, Any]) -> str:
+    """Return how a certified pipeline differs from most: in its bfloat16, its tensors without gradient, its LoRA loader."""
+    stored = row["checks"]["drift_bfloat16"].partition(", ")[2]
+    reached, _, without = row["checks"]["gradients"].partition(", the others ")
+    loader = row["checks"]["lora_reload"].partition(":")[0]
+    parts = [] if stored == "all stored in it" else [f"bfloat16: {stored}"]
+    parts += [reached.partition(" tensors")[0]] if without else []
+    parts += [] if loader == "pipe.load_lora_weights" else [f"`{loader.partition('.')[2]}`"]
+    return "; ".join(parts)
+
+
+def reason(row: dict[str, Any]) -> str:
+    """Return the reason of a refused pipeline without what each row repeats."""
+    text = re.sub(r"^runs: (model\.path: )?", "", row["note"]).replace("|", "/")
+    text = text.removeprefix(f"{row['class']} cannot be trained here: ").removesuffix(", so it cannot be trained here")
+    text = text.replace(f"a step of {row['class']} alone", "a step alone")
+    return text.replace(f"{row['class']} refuses it", "its call fails").replace(row["class"], "the pipeline")
 
 
 def main(names: list[str]) -> None:

@@ -5,7 +5,7 @@
 Its stages are those of scripts/make_flow_model.py: autoencoder, a pool of encoded clips, then transformer and text encoder
 by flow matching. The model is imperfect on purpose: each part of a caption is wrong at a rate of its own (`clips.reword`).
 Transformer and autoencoder are saved as float16 safetensors, the text encoder as float32. The script needs a C++ compiler
-and torch 2.9 (Muon).
+and torch 2.9 (Muon). The packaged weights come from this code in two parts; the script has not run once from start to end.
 """
 
 import argparse

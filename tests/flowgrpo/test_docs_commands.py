@@ -72,6 +72,7 @@ WORDS = {
             WEIGHTS,
         ),
     },
+    "docs/reference/models.md": {"FOLDER": ("{tiny}", OWN)},
     "docs/guides/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
     "docs/guides/texts.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
     "docs/research/methods/drafts.md": {
@@ -280,7 +281,7 @@ def failed(command, tiny):
     words = with_words(command, tiny)
     if why_checked(command):
         return refused(words)
-    if words[1] in ("train", "doctor"):
+    if words[1] in ("train", "doctor") and not Path(words[2]).is_dir():
         try:
             words = made_small(words, command, tiny)
         except InputError as error:

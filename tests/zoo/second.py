@@ -48,17 +48,17 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "HeliosPipeline (picture)": {"num_frames": 5},
     "HunyuanVideoFramepackPipeline": {"num_frames": 5},
 }
-CHUNKS = "`num_frames` that it makes in more than one chunk: each chunk walks the schedule anew; refused"
-UNNAMED = "guidance without a `negative_prompt`, on which diffusers' own pipeline ends, too; refused"
+CHUNKS = "`num_frames` of more than one chunk: refused, because each chunk walks the schedule anew"
+UNNAMED = "guidance without a `negative_prompt`: refused; diffusers' own pipeline fails, too"
 LIMITS: dict[str, str] = {
     "EasyAnimateInpaintPipeline": UNNAMED,
     "EasyAnimatePipeline": UNNAMED,
     "HeliosPipeline": CHUNKS,
     "HunyuanVideoFramepackPipeline": CHUNKS,
-    "LTXConditionPipeline": "a picture with an `image_cond_noise_scale` above 0, as its default is: noise is drawn for the "
-    "picture before each step of a whole run; refused, set it to 0",
-    "ZImageOmniPipeline": "pictures decoded several at a time: its autoencoder computes in bfloat16, and they differ from "
-    "those decoded alone by its last bit",
+    "LTXConditionPipeline": "a picture with an `image_cond_noise_scale` above 0, its default: refused, because a whole run "
+    "draws noise for the picture before each step; set it to 0",
+    "ZImageOmniPipeline": "pictures decoded together differ from pictures decoded alone by the last bit of bfloat16, in "
+    "which its autoencoder computes",
 }
 
 

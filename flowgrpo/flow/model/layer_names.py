@@ -3,7 +3,7 @@
 ComfyUI names the layers of some networks as diffusers does, with a prefix. For other networks it keeps the names of the
 model's release, where one matrix may hold several of diffusers' layers (q, k and v). The tables are used to write files
 for ComfyUI and to read LoRA files from other programs. The names that ComfyUI reads come from its `comfy/lora.py`;
-docs/guides/export.md lists what was tried with it.
+docs/research/comfyui.md lists what was tried with it.
 """
 
 from __future__ import annotations

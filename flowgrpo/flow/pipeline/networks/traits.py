@@ -38,7 +38,7 @@ TRAITS: dict[str, Trait] = {
     "HiDreamImagePipeline": Trait(
         "its mixture of experts runs under no_grad in evaluation mode", training_mode=("MOEFeedForwardSwiGLU",)
     ),
-    "PRXPipeline": Trait("its load_lora_weights is that of a U-Net, which it has not", loads_lora=False),
+    "PRXPipeline": Trait("its load_lora_weights expects a U-Net, which it does not have", loads_lora=False),
     **dict.fromkeys(
         ("ZImageControlNetPipeline", "ZImageControlNetInpaintPipeline"),
         Trait("its control network reads a flag that it does not have", undeclared={"gradient_checkpointing": False}),

@@ -1,6 +1,7 @@
 """Every pipeline of the zoo keeps its certificate; a plain run of the tests measures a representative part of them."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flowgrpo.flow.diagnostics.certificate import certify
 from flowgrpo.flow.pipeline.networks.traits import TRAITS
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 
+ROOT = Path(__file__).parents[4]
 TABLE = json.loads((Path(flowgrpo.__file__).parent / "data" / "models.json").read_text())
 # Whose ways through the checks others of the representative ones go, too: pictures, one row a call, a call for each branch
 # of guidance, one text encoder.
@@ -101,6 +103,18 @@ def test_the_families_that_people_train_are_certified():
         Cosmos2_5_PredictBase SanaVideo MotifVideo StableAudio3"""
     assert {f"{name}Pipeline" for name in named.split()} <= {r["class"] for r in TABLE if r["certified"]}
     assert {"WanPipeline (2.2)", "WanPipeline (5B)", "WanImageToVideoPipeline (first and last frame)"} <= set(CERTIFIED)
+
+
+def test_the_page_has_the_tables():
+    written = runpy.run_path(str(ROOT / "scripts/certify_models.py"))
+    text = written["PAGE"].read_text()
+    tables = [[line for line in page.splitlines() if "|" in line] for page in (text, written["page"](TABLE, text))]
+    assert tables[0] == tables[1]
+    assert f"{len({r['class'] for r in TABLE if r['certified']})} pipeline classes of diffusers" in text
+    shares = [line.split(" | ")[2] for line in tables[0] if line.count("|") == 5 and "Pipeline" in line]
+    together = [how for how in shares if how != "alone"]
+    mixed = [how for how in together if "mixed" in how]
+    assert f"This is so for {len(mixed)} of the {len(together)} rows below that share calls." in text
 
 
 def test_the_policy_knows_no_pipeline_by_name():

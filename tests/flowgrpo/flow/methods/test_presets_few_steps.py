@@ -13,7 +13,7 @@ from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.planning.plan import predict_cost
 from flowgrpo.schema.imports.heavy import Tensor
 
-PAGE = (Path(__file__).parents[4] / "docs/reference/presets.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs/guides/few_steps.md").read_text()
 HEAD = "| preset | 2 steps | 3 steps | 4 steps | 8 steps |"
 NUMBERS = [int(word) for word in re.findall(r"(\d) steps", HEAD)]
 
