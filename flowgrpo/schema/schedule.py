@@ -170,8 +170,8 @@ class Pick(Strict):
     most: float = Field(2.0, ge=1)
     """Largest group where samples move, as a multiple of the equal size."""
     robust: float = Field(0.0, ge=0)
-    """Above 0, groups weigh softmax(robust x (1 - p)), so that prompts that are rarely solved count more (Prompt-
-    GDRO)."""
+    """Above 0, groups weigh softmax(robust x (1 - p)), so that prompts that are rarely solved count more
+    (Prompt-GDRO)."""
     worst: float = 0.0
     """The reward that counts as 0."""
     best: float = 1.0
