@@ -38,7 +38,7 @@ MADE = {
     "docs/guides/explain.md": {"runs/demo-1": "runs/t"},
     "docs/guides/report.md": {"runs/redder": "runs/t"},
     "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
-    "docs/reference/config.md": {"my_lora.safetensors": "own.safetensors"},
+    "docs/guides/adapters.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/guides/engines.md": {"text.yaml": "texts.yaml"},
     "docs/guides/export.md": {"runs/redder": "runs/t"},
     "docs/guides/texts.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},

@@ -63,7 +63,8 @@ WORDS = {
         "MODEL": ("{tiny}", OWN),
         "DIR": ("pictures", OWN),
     },
-    "docs/reference/config.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/adapters.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/prompts.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/votes.md": {
         "MODEL": ("{tiny}", OWN),
         "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (
