@@ -63,8 +63,7 @@ class Model(ModelSection):
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     merge: LoraPath | None = None
-    """LoRA to merge into the weights before all weights are trained (lora: null); takes what lora.path takes. null:
-    none."""
+    """LoRA (see lora.path) to merge into the weights before all of them are trained, with lora: null; null: none."""
     teacher: str | None = None
     """Model of the reference `teacher` and of teacher hints: a LoRA over the same base (a file, a folder, an export, a
     run or a hub id), or a pipeline with networks of the same shapes (a built-in name, a folder or a hub id); null:

@@ -60,8 +60,7 @@ class TextModel(ModelSection):
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     merge: LoraPath | None = None
-    """LoRA to merge into the weights before all weights are trained (lora: null); takes what lora.path takes. null:
-    none."""
+    """LoRA (see lora.path) to merge into the weights before all of them are trained, with lora: null; null: none."""
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as in the files."""
     length: int = Field(256, ge=1, le=LONGEST)
