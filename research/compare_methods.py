@@ -1,7 +1,7 @@
 """Compare methods on an embedded model, at equal wall time or at equal model evaluations; writes a table.
 
     python research/compare_methods.py run OUT --seeds 0 1 2 --seconds 100 [--methods tempflow branch_grpo ...]
-    python research/compare_methods.py report OUT [OUT ...]
+    python research/compare_methods.py report OUT [OUT ...] [--curves FILE.json]
     python research/compare_methods.py run OUT --config configs/mdlm.yaml --work 50000 [--methods gdpo ...]
     python research/compare_methods.py report OUT --config configs/mdlm.yaml --work 50000
     python research/compare_methods.py run OUT --seeds 0 1 2 --work 8000 --rates 3e-5 1e-4 3e-4 [--methods ...]
@@ -13,14 +13,14 @@ prompts for all methods alike. Complete runs are not repeated.
 
 `report` reads the metrics of the runs and interpolates their held-out reward at the budget. After a budget of seconds
 it also does so at an equal number of model evaluations: --evaluations, or the most that all runs have made. --rise adds
-the evaluations that a rise of the reward took.
+the evaluations that a rise of the reward took. --curves adds the mean curves of all methods, with standard errors, to a JSON
+file under the config's name; `scripts/make_figures.py` draws them.
 
 --settings are of all methods. --batch sets each method's groups, so that iterations cost about as many model evaluations.
 
 --rates chooses a learning rate for each method: the one with the highest reward in a run with --rates-seed, which must
-not be among --seeds, after --rates-budget if given. Those runs are kept in OUT/rates, and not repeated.
-
-Seconds are wall time, so the machine must be idle.
+not be among --seeds, after --rates-budget if given. Those runs are kept in OUT/rates, and not repeated. Seconds are
+wall time, so the machine must be idle.
 """
 
 from __future__ import annotations
@@ -65,10 +65,8 @@ SHAPES = (  # shared by all methods; other numbers of a method stay as published
 )
 SETTINGS = {"flow": SHAPES, "mdlm": ENDLESS}
 ALL = {"flow": PRESETS, "mdlm": TEXT_PRESETS}
-CLIPS = {
-    "normalised_ratio": 2e-5,
-    "constant_free": 1e-4,
-}  # ten times as published, for latents of 1024 dimensions; else 1e-3
+CLIPS = {"normalised_ratio": 2e-5, "constant_free": 1e-4}  # ten times as published, for 1024 dimensions; else 1e-3
+LOOKS = 12  # points of a mean curve
 UPDATE = 3.3  # cost of an evaluation with a backward pass, in evaluations without one
 
 
@@ -160,7 +158,7 @@ def groups(overrides: Sequence[str], path: Path, batch: float) -> str:
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the complete metric lines of a run."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else ()
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -172,15 +170,12 @@ def finished(folder: Path, budget: Budget) -> bool:
 
 def trained_by(settings: Any) -> dict[str, Any]:
     """Return the settings that a run's result depends on."""
-    kept = settings.model_dump(mode="json", exclude={"run"})
-    kept["eval"].pop("every")
-    return kept
+    return settings.model_dump(mode="json", exclude={"run": True, "eval": {"every"}})
 
 
 def train(name: str, path: Path, overrides: list[str], seed: int, budget: Budget, looks: int, out: Path) -> float:
     """Train one run of a config to its budget, unless it is complete; return its held-out reward there."""
-    run = f"{name}-seed{seed}"
-    settings = settings_of(overrides, path)
+    run, settings = f"{name}-seed{seed}", settings_of(overrides, path)
     if finished(out / run, budget):
         if trained_by(config.load(out / run / "config.yaml")) != trained_by(config.load(path, settings)):
             raise SystemExit(f"{out / run} was trained by other settings, take it away, or another folder")
@@ -230,8 +225,12 @@ def with_rates(methods: Methods, rates: list[str], train_all: Callable[[Methods]
 
 def spread(values: list[float]) -> str:
     """Return the mean and the standard error over seeds, as text."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.3f} ± {error:.3f}"
+    return f"{statistics.mean(values):.3f} ± {standard_error(values):.3f}"
+
+
+def standard_error(values: list[float]) -> float:
+    """Return the standard error of the mean; NaN of a single value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
 
 
 def runs_in(folders: list[Path], budget: Budget) -> dict[str, list[Path]]:
@@ -296,6 +295,17 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
         print("| " + " | ".join(map(str, cells)) + " |")
 
 
+def mean_curves(folders: list[Path], budget: Budget) -> dict[str, Any]:
+    """Return the `seeds` and, by method, [cost, mean reward, standard error over seeds] at equal parts of the budget."""
+    found: dict[str, list[list[float]]] = {}
+    for name, paths in runs_in(folders, budget).items():
+        curves = [curve(read(path), budget.used) for path in paths]
+        for cost in (budget.amount * look / LOOKS for look in range(LOOKS + 1)):
+            rewards = [at(points, cost) for points in curves]
+            found.setdefault(name, []).append([cost, statistics.mean(rewards), standard_error(rewards)])
+    return {"seeds": len(curves), "methods": found}
+
+
 def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:
     """Return the largest number of evaluations that all curves reach."""
     return min(points[-1][0] for own in by_work.values() for points in own)
@@ -328,6 +338,7 @@ def main() -> None:
     parser.add_argument("--looks", type=int, default=3, help="held-out evaluations of a run after the first, at least")
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side; one for each core")
     parser.add_argument("--rise", type=float, help="of the held-out reward, whose evaluations a report tells")
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="adds a report's mean curves to this JSON file")
     parser.add_argument("--rates", nargs="+", metavar="RATE", help="learning rates to choose each method's from")
     parser.add_argument("--rates-seed", type=int, default=7, help="the seed that chooses")
     parser.add_argument("--rates-budget", type=float, help="of the runs that choose; by default as --work or --seconds")
@@ -337,6 +348,10 @@ def main() -> None:
         budget = Budget(options.work, evaluations, "evaluations")
     if options.command == "report":
         report(options.folders, budget, work=options.evaluations, rise=options.rise)
+        if options.curves is not None:
+            found = json.loads(options.curves.read_text()) if options.curves.exists() else {}
+            found[options.config.stem] = mean_curves(options.folders, budget)
+            options.curves.write_text(json.dumps(found, allow_nan=False) + "\n")
         return
     (out,) = options.folders
     methods = parsed(options.methods or list(ALL[config.load(options.config).kind]), options.settings)

@@ -112,6 +112,16 @@ def test_a_report_has_a_row_for_each_method_best_first(two_folders, capsys):
     ]
 
 
+def test_mean_curves_have_the_rewards_between_evaluations_and_their_standard_errors(two_folders):
+    found = compare.mean_curves(two_folders, budget(80.0))
+    assert list(found["methods"]) == ["calm", "two-part"]
+    costs, means, errors = zip(*found["methods"]["calm"], strict=True)
+    assert costs == pytest.approx([80 * look / 12 for look in range(13)])
+    assert means[0] == pytest.approx(0.25)
+    assert means[-1] == pytest.approx(0.63)
+    assert errors[-1] == pytest.approx(0.11)
+
+
 def test_a_budget_of_evaluations_is_reported_alone(two_folders, capsys):
     compare.report(two_folders, compare.Budget(150_000, compare.evaluations, "evaluations"))
     head, _, calm, two_part = capsys.readouterr().out.splitlines()
