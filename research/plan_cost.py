@@ -1,4 +1,4 @@
-"""Predict the seconds of runs that others have published; prints the table of docs/guides/gpus.md.
+"""Predict the seconds of runs that others have published; prints the table of docs/research/scale.md.
 
     HF_HUB_OFFLINE=1 python research/plan_cost.py
 

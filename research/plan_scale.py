@@ -1,4 +1,4 @@
-"""Plan memory and traffic per GPU if 1 to 512 GPUs share a model; prints the tables of docs/guides/gpus.md.
+"""Plan memory and traffic per GPU if 1 to 512 GPUs share a model; prints the tables of docs/research/scale.md.
 
     HF_HUB_OFFLINE=1 python research/plan_scale.py [NAME ...]
 

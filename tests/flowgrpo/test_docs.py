@@ -82,6 +82,15 @@ def test_commands_exist(page):
         assert (first,) in known or (first, second) in known, f"{page.name} names flowgrpo {first} {second}"
 
 
+def test_the_pages_of_users_are_short():
+    """Research pages are apart, the texts of the code's own docstrings too."""
+    folders = ("start", "guides", "concepts", "reference")
+    pages = [page for folder in folders for page in ROOT.glob(f"docs/{folder}/**/*.md")]
+    words = {page: len(page.read_text().split()) for page in [ROOT / "README.md", *pages]}
+    assert words[ROOT / "README.md"] <= 900
+    assert sum(words.values()) <= 35_000
+
+
 def test_the_keys_that_the_questions_name_are_in_a_configuration():
     text = (ROOT / "docs/start/questions.md").read_text()
     keys = set(re.findall(r"`((?:model|prompts|train|eval|run|algorithm)\.[\w.]+)", text))

@@ -92,12 +92,12 @@ def test_pages_open_from_the_disk_and_are_searched(site):
         pytest.skip(browsing.MISSING)
     with sync.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browsing.CHROMIUM, args=list(browsing.QUIET))
-        for name in ("index.html", "methods.html", "api/axes.html"):
+        for name in ("index.html", "reference/presets.html", "reference/api/axes.html"):
             with browsing.opened(browser, site / name, width=390) as page:
                 assert page.evaluate("document.documentElement.scrollWidth") == 390
                 page.wait_for_load_state("networkidle")
                 assert page.told == []
-        with browsing.opened(browser, site / "methods" / "chains.html") as page:
+        with browsing.opened(browser, site / "research/methods/chains.html") as page:
             page.wait_for_load_state("networkidle")
             page.click(".md-search__input")
             page.keyboard.type("staleness", delay=50)

@@ -1,4 +1,4 @@
-"""Tables of docs/reference/presets.md and docs/guides/texts.md that repeat what `flowgrpo methods` shows."""
+"""Tables of docs/reference/presets.md, docs/reference/texts.md and docs/research/texts.md: what `flowgrpo methods` shows."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `COSTS` are the numbers of `flowgrpo plan` for one prompt: 8 answers of 32 tokens, written one token a step, in one pass
 of one update. Those of igpo are the most, if its group fails; so are the updates of espo, whose views may be empty, and of
 d_tree_rpo, whose answers may end at different tokens. Those of dars are of its first stage. `GAINS` are the gain of accuracy
-and its error on the model `digits` (docs/guides/texts.md).
+and its error on the model `digits` (docs/research/texts.md).
 """
 
 from __future__ import annotations

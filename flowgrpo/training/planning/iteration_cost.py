@@ -22,8 +22,8 @@ from flowgrpo.training.planning.collective_traffic import Messages, reward_bytes
 from flowgrpo.training.planning.gpu_types import Gpu
 from flowgrpo.training.planning.memory_budget import Budget
 
-UTILISATION = 0.45  # fraction of a GPU's peak that verl-omni reaches when it samples images; see docs/guides/gpus.md
-LAUNCH = 27e-6  # seconds of a CPU core per PyTorch function, without views; see docs/guides/gpus.md
+UTILISATION = 0.45  # fraction of a GPU's peak that verl-omni reaches when it samples images; see docs/research/scale.md
+LAUNCH = 27e-6  # seconds of a CPU core per PyTorch function, without views; see docs/research/scale.md
 FIXED = 20.0  # seconds, a guess
 PARTS = ("rollout", "decode", "update", "evaluate", "traffic", "fixed")
 

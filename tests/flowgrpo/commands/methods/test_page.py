@@ -19,12 +19,14 @@ SHAPES = config.validate({"model": {"path": "shapes"}})
 
 
 @pytest.mark.parametrize(
-    ("wing", "page"), [(FLOW, "reference/presets.md"), (TEXTS, "guides/texts.md")], ids=["flow", "texts"]
+    ("wing", "pages"),
+    [(FLOW, ["reference/presets.md"]), (TEXTS, ["reference/texts.md", "research/texts.md"])],
+    ids=["flow", "texts"],
 )
-def test_the_tables_of_the_page_are_those_of_the_code(wing, page):
-    written = (DOCS / page).read_text()
+def test_the_tables_of_the_pages_are_those_of_the_code(wing, pages):
+    written = "".join((DOCS / page).read_text() for page in pages)
     for table in tables(wing):
-        assert f"\n{table}\n" in written, f"docs/{page}: put flowgrpo.commands.methods.page.tables there:\n{table}"
+        assert f"\n{table}\n" in written, f"{pages}: put flowgrpo.commands.methods.page.tables there:\n{table}"
 
 
 def test_presets_of_equal_loops_share_a_row_and_ours_have_none():
@@ -82,7 +84,7 @@ def test_the_stored_gains_are_those_of_the_measurements():
     )
     assert {preset: (float(gain), float(error)) for preset, gain, error in rows} == FLOW.costs.GAINS
     rows = re.findall(
-        rf"^\| `(\w+)` \| 3 \|.*\| {number} \| \d+ \|$", (DOCS / "guides/texts.md").read_text(), re.MULTILINE
+        rf"^\| `(\w+)` \| 3 \|.*\| {number} \| \d+ \|$", (DOCS / "research/texts.md").read_text(), re.MULTILINE
     )
     assert {preset: (float(gain), float(error)) for preset, gain, error in rows} == TEXTS.costs.GAINS
 
@@ -118,7 +120,7 @@ def test_every_name_on_the_page_of_papers_exists():
 
 
 def test_the_table_of_token_weights_has_every_rule_with_its_defaults():
-    page = (DOCS / "guides/texts.md").read_text()
+    page = (DOCS / "reference/texts.md").read_text()
     row = re.compile(r"^\| `(\w+)` \| (.*) \| .*arXiv \d{4}\.\d{5}.*\|$", re.MULTILINE)
     rows = dict(row.findall(page.partition("## Weights of tokens")[2]))
     assert set(get_args(Shape.model_fields["rule"].annotation)) <= set(rows)

@@ -83,7 +83,7 @@ def test_the_tables_of_options_have_every_option():
     rows = rows_of_options("reference/config.md")
     for axis, choices in CHOICES.items():
         assert not unsaid(options(choices), rows[axis]), axis
-    rows = rows_of_options("guides/texts.md")
+    rows = rows_of_options("reference/texts.md")
     for axis, choices in TEXT_CHOICES.items():
         assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
     for word, choices in WORDS.items():
