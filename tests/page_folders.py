@@ -39,7 +39,7 @@ MADE = {
     "docs/guides/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
     "docs/guides/reward_hacking.md": {"runs/redder": "runs/t"},
     "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
-    "docs/reference/config.md": {"my_lora.safetensors": "own.safetensors"},
+    "docs/guides/adapters.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/guides/engines.md": {"text.yaml": "texts.yaml"},
     "docs/guides/export.md": {"runs/redder": "runs/t"},
     "docs/guides/texts.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},

@@ -63,8 +63,9 @@ WORDS = {
         "MODEL": ("{tiny}", OWN),
         "DIR": ("pictures", OWN),
     },
-    "docs/reference/config.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/reward_hacking.md": {"MODEL": ("{tiny}", OWN)},
+    "docs/guides/adapters.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/prompts.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/votes.md": {
         "MODEL": ("{tiny}", OWN),
         "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (

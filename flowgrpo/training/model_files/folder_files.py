@@ -24,7 +24,7 @@ else:
 
 KEY, VARIANT = "model.path", "model.variant"
 SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of single-file models
-REMEDY = "to train a network alone, save it into its pipeline: docs/reference/config.md, Full weights that you have"
+REMEDY = "to train a network alone, save it into its pipeline: docs/guides/adapters.md, Full weights that you have"
 BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of other files that are read
 WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # class names without weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
