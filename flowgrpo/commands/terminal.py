@@ -42,12 +42,30 @@ class Commands(TyperGroup):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def tables(self) -> dict[str, str]:
+        """Return a Markdown table of the commands of each group, for docs/reference/cli.md."""
+        tables = {}
+        for title, names in GROUPS.items():
+            rows = [row for name in names for row in _rows(name, self.commands[name])]
+            tables[title] = "".join(
+                f"| {' | '.join(row)} |\n" for row in (("command", "what it does"), ("---", "---"), *rows)
+            )
+        return tables
+
     @override
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+
+def _rows(name: str, command: Any) -> list[tuple[str, str]]:
+    """Return the row of a command, or of each command of a group: its name with its arguments, and what it does."""
+    if below := getattr(command, "commands", None):
+        return [row for inner in below.values() for row in _rows(f"{name} {inner.name}", inner)]
+    taken = [each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    return [(f"`{' '.join((name, *taken))}`".replace("|", "\\|"), command.help)]
 
 
 class _Readable(Console):
