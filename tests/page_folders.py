@@ -47,7 +47,10 @@ MADE = {
         **{name: name for name in ("offline.yaml", "pairs.parquet")},
         **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
+    "docs/start/demo.md": {"runs/demo-1": "runs/t"},
     "docs/start/model.md": {"runs/flux1-24gb": "runs/t"},
+    "docs/start/reward.md": {name: name for name in ("redder.yaml", "colours.py", "colours.jsonl")},
+    "docs/reference/cli.md": {"runs/redder": "runs/t"},
     "docs/reference/rewards.md": {"runs/demo-1": "runs/t"},
 }
 
@@ -96,6 +99,10 @@ def furnished(folder, finished):
     read["model"] = {**tiny["model"], "call": {**tiny["model"]["call"], "num_inference_steps": 4}}  # 3 are stochastic
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
+
+    for name in ("redder.yaml", "colours.py"):
+        (folder / name).write_text(block("docs/start/reward.md", f"# {name}"))
+    (folder / "colours.jsonl").write_text(block("docs/start/reward.md", '"colour": "red"'))
 
     offline = block("docs/guides/offline.md", "model: {path: shapes}")
     few = offline.replace("{path: shapes}", "{path: shapes, call: {num_inference_steps: 4}}")

@@ -42,15 +42,12 @@ class Commands(TyperGroup):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
-    def tables(self) -> dict[str, str]:
-        """Return a Markdown table of the commands of each group, for docs/reference/cli.md."""
-        tables = {}
-        for title, names in GROUPS.items():
-            rows = [row for name in names for row in _rows(name, self.commands[name])]
-            tables[title] = "".join(
-                f"| {' | '.join(row)} |\n" for row in (("command", "what it does"), ("---", "---"), *rows)
-            )
-        return tables
+    def lists(self) -> dict[str, str]:
+        """Return a Markdown list of the commands of each group, for docs/reference/cli.md."""
+        return {
+            title: "".join(item for name in names for item in _items(name, self.commands[name]))
+            for title, names in GROUPS.items()
+        }
 
     @override
     def invoke(self, ctx: Any) -> Any:
@@ -60,12 +57,12 @@ class Commands(TyperGroup):
             raise typer.Abort from error
 
 
-def _rows(name: str, command: Any) -> list[tuple[str, str]]:
-    """Return the row of a command, or of each command of a group: its name with its arguments, and what it does."""
+def _items(name: str, command: Any) -> list[str]:
+    """Return the item of a command, or of each command of a group: its name with its arguments, and what it does."""
     if below := getattr(command, "commands", None):
-        return [row for inner in below.values() for row in _rows(f"{name} {inner.name}", inner)]
+        return [item for inner in below.values() for item in _items(f"{name} {inner.name}", inner)]
     taken = [each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"]
-    return [(f"`{' '.join((name, *taken))}`".replace("|", "\\|"), command.help)]
+    return [f"- `{' '.join((name, *taken))}`: {command.help}\n"]
 
 
 class _Readable(Console):
