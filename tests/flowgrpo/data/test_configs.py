@@ -197,6 +197,14 @@ def test_what_is_trained_in_place_of_another_has_its_algorithm(name):
     assert one.eval.call == other.eval.call if hasattr(one.eval, "call") else one.eval.decoder == other.eval.decoder
 
 
+def test_the_page_of_models_has_each_config_beside_its_gpu():
+    page = (PAGE.parents[1] / "start/model.md").read_text()
+    for name in configs.names():
+        gpu = configs.head(name)["GPU"].removeprefix("one of ").partition(":")[0]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {gpu} | ")]
+        assert f"`{name}`" in row
+
+
 def test_every_config_is_trained_here_and_says_what_it_needs():
     assert sorted([*FLOW, *TEXT]) == configs.names()
     for name in configs.names():
