@@ -73,7 +73,7 @@ app.command()(init.init)
 
 @app.command()
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
-    """Train one run into runs/<name>/; run.resume=true continues it, run.resume=auto begins or continues it."""
+    """Train one run into runs/NAME/; run.resume=true continues it, run.resume=auto begins or continues it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import exit_status, launch
     from flowgrpo.training.run import run_folder as folders

@@ -11,6 +11,7 @@ import yaml
 from typing_extensions import TypeIs
 
 from flowgrpo.data import config_paths, configs, tables
+from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.yaml_maps import parse_yaml, read_map
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
@@ -140,6 +141,8 @@ def _similar_file(path: Path) -> str:
         files = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
         if files:
             return f", did you mean {str(files[0])!r}?"
+        if str(path) in EMBEDDED:
+            return f"; {path} is a model, which a config names: model: {{path: {path}}}"
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)

@@ -76,6 +76,12 @@ class Reward:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         return None if takes_all else [p.name for p in parameters[2:]]
 
+    @cached_property
+    def needs(self) -> list[str]:
+        """Names of the columns without which the function cannot be called: its arguments without a default."""
+        named = list(inspect.signature(self.function).parameters.values())[2:]
+        return [p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
     @property
     def remote(self) -> bool:
         """Whether the reward waits for another machine and retries by itself: its function says `remote = True`."""
@@ -93,8 +99,8 @@ class Reward:
         sounds (C, N) of `rewards.audio.Films` there.
 
         Raises:
-            RewardError: the reward did not return a number or None for each sample, or a column has the name of one of
-                its first two arguments.
+            RewardError: the reward did not return a number or None for each sample, a column that it needs is missing,
+                or a column has the name of one of its first two arguments.
         """
         import torch  # imported here so that rewards can be found and described without it
 
@@ -151,6 +157,9 @@ class Reward:
         for name in [*inspect.signature(self.function).parameters][:2]:
             if name in given:
                 raise RewardError(f"{self} calls an argument {name!r}, so no column can have that name")
+        for name in self.needs:
+            if name not in given:
+                raise RewardError(f"{self} needs a column {name!r}, and the prompts have no such column")
         with preserve(str(self), self.function, calls=True):
             returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here

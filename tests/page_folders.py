@@ -48,7 +48,10 @@ MADE = {
         **{name: name for name in ("offline.yaml", "pairs.parquet")},
         **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
+    "docs/start/demo.md": {"runs/demo-1": "runs/t"},
     "docs/start/model.md": {"runs/flux1-24gb": "runs/t"},
+    "docs/start/reward.md": {name: name for name in ("redder.yaml", "colours.py", "colours.jsonl")},
+    "docs/reference/cli.md": {"runs/redder": "runs/t"},
     "docs/reference/rewards.md": {"runs/demo-1": "runs/t"},
 }
 
@@ -98,6 +101,9 @@ def furnished(folder, finished):
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
+    for name in ("redder.yaml", "colours.py"):
+        (folder / name).write_text(block("docs/start/reward.md", f"# {name}"))
+    (folder / "colours.jsonl").write_text(block("docs/start/reward.md", '"colour": "red"'))
     with contextlib.chdir(folder):
         exec(block("docs/guides/editing.md", "# make_edit_model.py"), {})
 

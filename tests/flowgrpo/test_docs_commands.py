@@ -282,7 +282,7 @@ def failed(command, tiny):
     words = with_words(command, tiny)
     if why_checked(command):
         return refused(words)
-    if words[1] in ("train", "doctor") and not Path(words[2]).is_dir():
+    if words[1] == "train" or (words[1] == "doctor" and words[2].endswith(".yaml")):
         try:
             words = made_small(words, command, tiny)
         except InputError as error:
