@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -41,6 +42,8 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return str(context["error"])
     if kind == "extra_forbidden":
         keys = [key for key in _keys_at(model, path[:-1]) if key != "name" or not prefix]
+        if not prefix and (elsewhere := find_key(model, str(path[-1]))):
+            return f"{place}: unknown key, did you mean {elsewhere!r}?"
         return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
@@ -57,6 +60,38 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
 def _is_key(part: Any) -> bool:
     """Return whether a part of pydantic's error location is a key or an index, not the name of a union's type."""
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
+
+
+def has_key(model: type[Strict], place: str) -> bool:
+    """Return whether a configuration has a dotted key, written without list indices."""
+    *parents, last = place.split(".")
+    section: type[Strict] | None = model
+    for part in parents:
+        field = None if section is None else section.model_fields.get(part)
+        section = None if field is None else _section(field.annotation)
+    return section is not None and last in section.model_fields
+
+
+def find_key(model: type[Strict], name: str) -> str | None:
+    """Return the key of the fewest parts whose last part is `name`, or a dotted `name` itself; None without such a key."""
+    if "." in name:
+        return name if has_key(model, name) else None
+    waiting: list[tuple[str, type[Strict]]] = [("", model)]
+    while waiting:
+        place, section = waiting.pop(0)
+        if name in section.model_fields:
+            return f"{place}{name}"
+        inner = ((key, _section(field.annotation)) for key, field in section.model_fields.items())
+        waiting += [(f"{place}{key}.", each) for key, each in inner if each is not None]
+    return None
+
+
+def _section(annotation: Any) -> type[Strict] | None:
+    """Return the section class of `Section` or `Section | None`; None for other annotations, such as lists."""
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        return annotation
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    return next((found for member in members if (found := _section(member))), None)
 
 
 def _keys_at(model: type[Strict], path: list[Any]) -> list[str]:

@@ -161,9 +161,10 @@ def index_of(path: str) -> dict[str, Any]:
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
     folder_files.refuse_file(source)
     if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
+        beside = (str(index.parent) for index in Path(source).parent.glob("*/model_index.json"))
         raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, "
-            f"{nearest(path, embedded.names('flow'))}"
+            f"model.path: there is no folder {path!r} and no built-in model of that name (one of the hub is OWNER/NAME), "
+            f"{nearest(path, [*embedded.names('flow'), *beside])}"
         )
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
         folder_files.refuse_empty(Path(source))
