@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # imported lazily: planning does without them
     from diffusers import DiffusionPipeline
     from safetensors import torch as safetensors_torch
 
+    from flowgrpo.flow.pipeline import denoising_loop
     from flowgrpo.flow.pipeline import policy as policies
     from flowgrpo.flow.pipeline.loading import weightless_networks
     from flowgrpo.flow.pipeline.networks import traits
@@ -52,6 +53,7 @@ else:
     safetensors_torch = lazy("safetensors.torch")
     transformers = lazy("transformers")
     weightless_networks = lazy("flowgrpo.flow.pipeline.loading.weightless_networks")
+    denoising_loop = lazy("flowgrpo.flow.pipeline.denoising_loop")
     policies = lazy("flowgrpo.flow.pipeline.policy")
     traits = lazy("flowgrpo.flow.pipeline.networks.traits")
 
@@ -247,6 +249,16 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
         return written
     with one_sentence(path):
         return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
+
+
+def check_process(path: str) -> None:
+    """Raise InputError if the scheduler in a model's folder predicts noise, not a flow."""
+    file = Path(place_of(path)) / "scheduler" / "scheduler_config.json"
+    written = tables.document(file) if file.is_file() else None
+    if isinstance(written, dict) and "prediction_type" in written:
+        denoising_loop.flow_scheduler(
+            str(index_of(path).get("_class_name")), {"prediction_type": written["prediction_type"]}
+        )
 
 
 def absent_components(path: str) -> list[str]:
