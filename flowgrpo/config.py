@@ -132,6 +132,9 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
             inner = {"form": inner}
         if inner is None:
             inner = {}
+        if isinstance(inner, list):
+            whole = ".".join(parents[: i + 1])
+            raise InputError(f"{key}: {whole} is a list, which an override replaces whole; write {whole}=[...]")
         if not isinstance(inner, dict):
             raise InputError(
                 f"{key}: {'.'.join(parents[: i + 1])} is not a map, it has no key {(*parents, last)[i + 1]!r}"

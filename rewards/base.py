@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Samples = torch.Tensor | Films | Sequence[str]
 
 ENTRY_POINTS = "flowgrpo.rewards"
+CONTRACT = "docs/reference/rewards.md"
 LONGEST = 500  # characters of an error message of a plug-in or a server
 
 
@@ -204,11 +205,15 @@ class Reward:
         """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
         parameters = list(inspect.signature(self.function).parameters.values())
         if len(parameters) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            raise RewardError(f"{self} takes {len(parameters)} arguments, a reward takes samples and prompts")
+            raise RewardError(
+                f"{self} takes {len(parameters)} arguments, a reward takes samples and prompts: {CONTRACT}"
+            )
         free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         for each in parameters[2:]:
             if each.default is each.empty and each.kind not in free and each.name not in columns:
-                raise RewardError(f"{self} asks for the column {each.name!r}, which the prompts do not have")
+                raise RewardError(
+                    f"{self} asks for the column {each.name!r}, which the prompts do not have: {CONTRACT}"
+                )
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
@@ -42,16 +43,19 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return str(context["error"])
     if kind == "extra_forbidden":
         keys = [key for key in _keys_at(model, path[:-1]) if key != "name" or not prefix]
-        if not prefix and (elsewhere := find_key(model, str(path[-1]))):
-            return f"{place}: unknown key, did you mean {elsewhere!r}?"
-        return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
+        word = str(path[-1])
+        elsewhere = {} if prefix else _places(model)
+        close = [] if get_close_matches(word, keys, 1) else get_close_matches(word, elsewhere, 1, 0.8)
+        if word in elsewhere or close:
+            return f"{place}: unknown key, did you mean {elsewhere[word if word in elsewhere else close[0]]!r}?"
+        return f"{place}: unknown key, {nearest(word, keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])
         return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b.lower() for a, b in choices])}"
     if kind == "model_type":
-        return f"{place}: {value!r} is not a map of keys"
+        return f"{place}: {value!r} is not a map of keys such as {', '.join(_keys_at(model, path)[:3])}"
     if kind == "string_pattern_mismatch":
         return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
     return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -76,14 +80,20 @@ def find_key(model: type[Strict], name: str) -> str | None:
     """Return the key of the fewest parts whose last part is `name`, or a dotted `name` itself; None without such a key."""
     if "." in name:
         return name if has_key(model, name) else None
+    return _places(model).get(name)
+
+
+def _places(model: type[Strict]) -> dict[str, str]:
+    """Return the dotted keys of a configuration outside of lists by their last part; of several, the shortest."""
+    places: dict[str, str] = {}
     waiting: list[tuple[str, type[Strict]]] = [("", model)]
     while waiting:
         place, section = waiting.pop(0)
-        if name in section.model_fields:
-            return f"{place}{name}"
-        inner = ((key, _section(field.annotation)) for key, field in section.model_fields.items())
-        waiting += [(f"{place}{key}.", each) for key, each in inner if each is not None]
-    return None
+        for key, field in section.model_fields.items():
+            places.setdefault(key, f"{place}{key}")
+            if (inner := _section(field.annotation)) is not None:
+                waiting.append((f"{place}{key}.", inner))
+    return places
 
 
 def _section(annotation: Any) -> type[Strict] | None:
