@@ -157,22 +157,18 @@ def _similar_file(path: Path) -> str:
 def _of_other_kind(sentence: str, kind: str, written: Mapping[str, Any]) -> str:
     """Return the end of an error message that tells of the other kind, if it has the key or preset; else ""."""
     place, _, problem = sentence.partition(": ")
-    algorithm = written.get("algorithm")
-    for other in CONFIGS:
-        model = CONFIGS[other]() if other != kind and "unknown" in problem else None
-        if model is not None and (
-            has_key(model, place)
-            if problem.startswith("unknown key")
-            else place == "algorithm.preset" and _accepts(model, "algorithm", algorithm)
-        ):
+    for other in CONFIGS.keys() - {kind} if "unknown" in problem else ():
+        model = CONFIGS[other]()
+        is_key = problem.startswith("unknown key") and has_key(model, place)
+        if is_key or (place == "algorithm.preset" and _has_preset(model, written["algorithm"]["preset"])):
             return f"; kind: {other} has it, and this config is of kind: {kind}"
     return ""
 
 
-def _accepts(model: type[RunConfig], section: str, written: Any) -> bool:
-    annotation = model.model_fields[section].annotation
+def _has_preset(model: type[RunConfig], name: str) -> bool:
+    section: Any = model.model_fields["algorithm"].annotation
     try:
-        checked(annotation, {"preset": written["preset"]}, section)
+        checked(section, {"preset": name}, "algorithm")
     except InputError:
         return False
     return True

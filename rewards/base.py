@@ -208,12 +208,9 @@ class Reward:
             raise RewardError(
                 f"{self} takes {len(parameters)} arguments, a reward takes samples and prompts: {CONTRACT}"
             )
-        free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        for each in parameters[2:]:
-            if each.default is each.empty and each.kind not in free and each.name not in columns:
-                raise RewardError(
-                    f"{self} asks for the column {each.name!r}, which the prompts do not have: {CONTRACT}"
-                )
+        needed = {p.name for p in parameters[2:] if p.default is p.empty and not str(p).startswith("*")}
+        for name in sorted(needed - columns):
+            raise RewardError(f"{self} asks for the column {name!r}, which the prompts do not have: {CONTRACT}")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
@@ -362,9 +359,8 @@ def locate(use: str, what: str) -> Any:
 
 def _load_file(path: Path, what: str) -> Any:
     if not path.is_file():
-        close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], 1)
-        hint = f", did you mean {str(path.with_name(close[0]))!r}?" if close else ""
-        raise RewardError(f"{what}: there is no file {path}{hint}")
+        near = difflib.get_close_matches(str(path), [str(file) for file in path.parent.glob("*.py")], 1)
+        raise RewardError(f"{what}: there is no file {path}" + "".join(f", did you mean {file!r}?" for file in near))
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     assert spec is not None  # the file ends in .py
