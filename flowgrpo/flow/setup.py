@@ -59,8 +59,8 @@ LOGGER = logging.getLogger(__name__)
 
 def check_model(model: Model) -> None:
     """Raise InputError if the model is missing, incomplete or no flow; no weights are loaded. See `load.check_weights`."""
-    check_process(model.path)
     check_weights(model.path, model.variant)
+    check_process(model.path)
 
 
 def check(settings: Config, data: RunData) -> None:
