@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -252,13 +253,14 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
 
 
 def check_process(path: str) -> None:
-    """Raise InputError if the scheduler in a model's folder predicts noise, not a flow."""
-    file = Path(place_of(path)) / "scheduler" / "scheduler_config.json"
-    written = tables.document(file) if file.is_file() else None
-    if isinstance(written, dict) and "prediction_type" in written:
-        denoising_loop.flow_scheduler(
-            str(index_of(path).get("_class_name")), {"prediction_type": written["prediction_type"]}
-        )
+    """Raise InputError if a model's scheduler predicts noise, not a flow; no weights are loaded."""
+    kind: Any = component_class(index_of(path).get("scheduler"))
+    default = None if kind is None else inspect.signature(kind.__init__).parameters.get("prediction_type")
+    if default is None:  # as of `FlowMatchEulerDiscreteScheduler`
+        return
+    with one_sentence(path):
+        predicts = kind.load_config(place_of(path), subfolder="scheduler").get("prediction_type", default.default)
+    denoising_loop.flow_scheduler(str(index_of(path)["_class_name"]), {"prediction_type": predicts})
 
 
 def absent_components(path: str) -> list[str]:
