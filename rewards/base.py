@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Samples = torch.Tensor | Films | Sequence[str]
 
 ENTRY_POINTS = "flowgrpo.rewards"
+CONTRACT = "docs/reference/rewards.md"
 LONGEST = 500  # characters of an error message of a plug-in or a server
 
 
@@ -202,11 +203,23 @@ class Reward:
         """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
         from rewards.audio import join_samples
 
+        self._check_arguments({*columns, "soundtrack"})
         two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
+
+    def _check_arguments(self, columns: Set[str]) -> None:
+        """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
+        parameters = list(inspect.signature(self.function).parameters.values())
+        if len(parameters) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            raise RewardError(
+                f"{self} takes {len(parameters)} arguments, a reward takes samples and prompts: {CONTRACT}"
+            )
+        needed = {p.name for p in parameters[2:] if p.default is p.empty and not str(p).startswith("*")}
+        for name in sorted(needed - columns):
+            raise RewardError(f"{self} asks for the column {name!r}, which the prompts do not have: {CONTRACT}")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
@@ -309,8 +322,7 @@ def find(use: str) -> Any:
         with _one_sentence(sentence, module), preserve(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
-    hint += "" if hint.endswith("?") else ", or write ./file.py:function"
-    raise RewardError(f"there is no reward {use!r}, {hint}")
+    raise RewardError(f"there is no reward {use!r}, {hint} (one in a file is ./file.py:function)")
 
 
 def _only_reward(use: str, module: Any) -> Any:
@@ -347,6 +359,8 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
+    if place.isidentifier() and Path(f"{place}.py").is_file() and importlib.util.find_spec(place) is None:
+        raise RewardError(f"{what}: there is no module {place}, did you mean './{place}.py:{attribute}'?")
     with _one_sentence(f"{what}: {place} could not be imported", place), preserve(what, place, imports=True):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
@@ -354,7 +368,8 @@ def locate(use: str, what: str) -> Any:
 
 def _load_file(path: Path, what: str) -> Any:
     if not path.is_file():
-        raise RewardError(f"{what}: there is no file {path}")
+        near = difflib.get_close_matches(str(path), [str(file) for file in path.parent.glob("*.py")], 1)
+        raise RewardError(f"{what}: there is no file {path}" + "".join(f", did you mean {file!r}?" for file in near))
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     assert spec is not None  # the file ends in .py

@@ -257,10 +257,11 @@ class Run(Strict):
     @field_validator("trackers", mode="before")
     @classmethod
     def _names(cls, written: Any) -> Any:
-        """Convert a list of names, or of maps from a name to options, to one map."""
-        if not isinstance(written, list):
+        """Convert a name, or a list of names or of maps from a name to options, to one map."""
+        if not isinstance(written, list | str):
             return written
-        maps = [item if isinstance(item, dict) else {str(item): {}} for item in written]
+        listed = [written] if isinstance(written, str) else written
+        maps = [item if isinstance(item, dict) else {str(item): {}} for item in listed]
         return {name: options for each in maps for name, options in each.items()}
 
     @property

@@ -10,6 +10,7 @@ import typer
 from flowgrpo.commands import options
 from flowgrpo.commands.scores.serve import check_packages
 from flowgrpo.commands.terminal import Format, print_json, print_line, table_lines
+from flowgrpo.data import run_folders
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
@@ -89,6 +90,8 @@ def vote(
 
 def _check(run: Path, files: tuple[str, ...]) -> None:
     if not run.is_dir():
-        raise InputError(f"{run}: there is no such folder")
+        raise InputError(f"{run}: there is no such folder{run_folders.hint(run)}")
     if not any((run / name).exists() for name in files):
-        raise InputError(f"{run}: it is not a run's folder, it has neither config.yaml nor metrics.jsonl")
+        raise InputError(
+            f"{run}: it is not a run's folder, it has neither config.yaml nor metrics.jsonl{run_folders.hint(run)}"
+        )

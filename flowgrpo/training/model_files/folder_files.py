@@ -109,7 +109,9 @@ def _choose_layout(variant: str | None, layouts: Mapping[tuple[str, str], Mappin
 
 
 def refuse_file(path: str, remedy: str = REMEDY) -> None:
-    """Raise InputError if a model's path is a file, or the name of a missing file; `remedy` ends the message."""
+    """Raise InputError if a model's path is a file or a missing file's name; `remedy` ends the message about weights."""
+    if Path(path).suffix in (".yaml", ".yml") and not Path(path).is_dir():
+        raise InputError(f"{KEY}: {path} is a config, not a model; give the model that it names")
     if Path(path).is_file():
         raise InputError(f"{KEY}: {path} is a file, not a model's folder; {remedy}")
     if path.endswith(SINGLE) and not Path(path).is_dir():
