@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -73,15 +73,12 @@ class Reward:
     @cached_property
     def takes(self) -> list[str] | None:
         """Names of the columns that the function accepts; None: all."""
-        parameters = list(inspect.signature(self.function).parameters.values())
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        return None if takes_all else [p.name for p in parameters[2:]]
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        return None if takes_all else [p.name for p in self._parameters[2:]]
 
     @cached_property
-    def needs(self) -> list[str]:
-        """Names of the columns without which the function cannot be called: its arguments without a default."""
-        named = list(inspect.signature(self.function).parameters.values())[2:]
-        return [p.name for p in named if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
 
     @property
     def remote(self) -> bool:
@@ -155,12 +152,10 @@ class Reward:
         # Contiguous, since rounding of sums depends on the layout.
         samples = samples.contiguous() if isinstance(samples, torch.Tensor) else list(samples)
         given = {k: list(v) for k, v in columns.items() if self.takes is None or k in self.takes}
-        for name in [*inspect.signature(self.function).parameters][:2]:
-            if name in given:
-                raise RewardError(f"{self} calls an argument {name!r}, so no column can have that name")
-        for name in self.needs:
-            if name not in given:
-                raise RewardError(f"{self} needs a column {name!r}, and the prompts have no such column")
+        for p in self._parameters[:2]:
+            if p.name in given:
+                raise RewardError(f"{self} calls an argument {p.name!r}, so no column can have that name")
+        self._check_arguments(given)
         with preserve(str(self), self.function, calls=True):
             returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here
@@ -210,16 +205,14 @@ class Reward:
         if values.isinf().any():
             raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
 
-    def _check_arguments(self, columns: Set[str]) -> None:
+    def _check_arguments(self, columns: Container[str]) -> None:
         """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
-        parameters = list(inspect.signature(self.function).parameters.values())
-        if len(parameters) < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-            raise RewardError(
-                f"{self} takes {len(parameters)} arguments, a reward takes samples and prompts: {CONTRACT}"
-            )
-        needed = {p.name for p in parameters[2:] if p.default is p.empty and not str(p).startswith("*")}
-        for name in sorted(needed - columns):
-            raise RewardError(f"{self} asks for the column {name!r}, which the prompts do not have: {CONTRACT}")
+        count = len(self._parameters)
+        if count < 2 and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
+            raise RewardError(f"{self} takes {count} arguments, a reward takes samples and prompts: {CONTRACT}")
+        for p in self._parameters[2:]:
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in columns:
+                raise RewardError(f"{self} needs a column {p.name!r}, and the prompts have no such column: {CONTRACT}")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
@@ -294,10 +287,7 @@ def load(
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`; or raise RewardError.
-
-    `complaint` is the message if `use` is neither.
-    """
+    """Load an option that is a reward: a name, or a map of `use`, `options`, `frames`; else RewardError(`complaint`)."""
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames"}:
         raise RewardError(complaint)
