@@ -78,7 +78,7 @@ _JUDGE_LOCAL = "Qwen/Qwen3-VL-8B-Instruct (17.5 GB)", "Apache-2.0 (that model)"
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _PICKSCORE = (
     "yuvalkirstain/PickScore_v1 (3.9 GB)",
-    "none found for the weights; MIT for its code and its CLIP",
+    "no licence found for the weights; MIT for its code and its CLIP",
 )
 _SERVED = "your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)"
 _VIDEO_ALIGN = (
@@ -134,7 +134,7 @@ BUILT_IN: dict[str, Card] = {
         "image, prompt",
         "0 to 2.5",
         _CLIP,
-        "none found for the weights; MIT for the code",
+        "no licence found for the weights; MIT for the code",
     ),
     "pickscore": Card(
         "rewards.models.clip:PickScore", "preference (PickScore)", "image, prompt", "about 16 to 26", *_PICKSCORE
