@@ -114,7 +114,7 @@ def test_the_page_has_the_tables():
     shares = [line.split(" | ")[2] for line in tables[0] if line.count("|") == 5 and "Pipeline" in line]
     together = [how for how in shares if how != "alone"]
     mixed = [how for how in together if "mixed" in how]
-    assert f"This is so for {len(mixed)} of the {len(together)} rows below that share calls." in text
+    assert f"{len(mixed)} of the {len(together)} pipelines below that share calls are mixed." in text
 
 
 def test_the_policy_knows_no_pipeline_by_name():
