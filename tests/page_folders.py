@@ -33,7 +33,6 @@ MADE = {
         **{name: name for name in ("configs", "my_reward.py", "sd35.yaml", "prompts.txt", "held_out.txt", "tiny.yaml")},
         "mine.py": "redness.py",
     },
-    "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
     "docs/guides/looking.md": {"runs/bluer": "runs/t", "pictures": "pictures"},
     "docs/guides/editing.md": {"edit-model": "edit-model"},
     "docs/guides/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
-from flowgrpo.commands.runs.explain import find_uses, page
+from flowgrpo.commands.runs.explain import explain_key, find_uses, page
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -97,6 +97,15 @@ def test_a_key_is_explained():
 def test_no_such_key(key, sentence):
     with pytest.raises(InputError, match="^" + re.escape(sentence)):
         explain(config.validate(SHAPES), key)
+
+
+def test_a_key_is_used_in_the_files_of_its_own_kind():
+    for settings, other in ((SHAPES, "flowgrpo/mdlm/"), (DIGITS, "flowgrpo/flow/")):
+        places = [
+            place for label, place in explain_key(config.validate(settings), "algorithm.tree") if label == "used in"
+        ]
+        assert places
+        assert not [place for place in places if place.startswith(other)]
 
 
 def test_where_a_key_is_used():
