@@ -123,10 +123,11 @@ class Report:
         if line["phase"] == "calibration":
             self.display.print(f"noise levels calibrated in {line['time/calibration']:.0f} s")
             return
-        seconds = [f"{line[f'time/{name}']:.1f}" for name in ("rollout", "reward", "update")]
+        parts = {"rollout": "time/rollout", "rewards": "time/reward", "update": "time/update"}
+        seconds = "  ".join(f"{name} {line[key]:.1f} s" for name, key in parts.items())
         drift = line["policy/max_abs_log_ratio"]
         measured = "" if drift is None else f"  drift {drift:.0e}"
-        numbers = f"reward {_number(line['reward/mean'])}{measured}  s {'/'.join(seconds)}"
+        numbers = f"reward {_number(line['reward/mean'])}{measured}  {seconds}"
         now = phases.clock()
         self._end = end = now + (now - self._started) / max(step - self._first, 1) * (self.iterations - step)
         self.display.numbers = numbers
