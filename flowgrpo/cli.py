@@ -22,8 +22,9 @@ from flowgrpo.commands.samples import sampling
 from flowgrpo.commands.scores import rewards as catalogue
 from flowgrpo.commands.scores import serve as serving
 from flowgrpo.commands.terminal import Commands, Format, out, print_json, print_line, say, table_lines
-from flowgrpo.data import configs
+from flowgrpo.data import configs, run_folders
 from flowgrpo.errors import InputError, UploadFailed
+from flowgrpo.schema.validation import find_key
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import RewardError
 from rewards.memory import is_out_of_memory
@@ -73,7 +74,7 @@ app.command()(init.init)
 
 @app.command()
 def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
-    """Train one run into runs/<name>/; run.resume=true continues it, run.resume=auto begins or continues it."""
+    """Train one run into runs/NAME/; run.resume=true continues it, run.resume=auto begins or continues it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import exit_status, launch
     from flowgrpo.training.run import run_folder as folders
@@ -140,7 +141,7 @@ def gallery(
     """Write one self-contained page: a run before and after at the same seeds, several runs compared, or a run's trees."""
     for place, folder in enumerate(folders):
         if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder")
+            raise InputError(f"{folder}: there is no such folder{run_folders.hint(folder)}")
         if folder.resolve() in [other.resolve() for other in folders[:place]]:
             raise InputError(f"{folder}: this folder is named twice; name each run once")
     if trees:
@@ -267,6 +268,13 @@ def doctor(
 app.command()(models.models)
 
 
+def _as_override(error: Any) -> str:
+    """Return the end of the message of an unknown option that is a key of a config; else ""."""
+    key = getattr(error, "option_name", "").lstrip("-").partition("=")[0].replace("-", "_")
+    found = find_key(config.CONFIGS["flow"](), key) if type(error).__name__ == "NoSuchOption" else None
+    return "" if found is None else f". Keys of a config are written without dashes, {found}=VALUE"
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line and return the exit status."""
     try:
@@ -278,7 +286,7 @@ def main(arguments: list[str] | None = None) -> Any:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 0
-        say(f"flowgrpo: {error.format_message()}")
+        say(f"flowgrpo: {error.format_message()}{_as_override(error)}")
         return 2
     except OSError as error:
         if error.filename is None or error.errno not in UNUSABLE:

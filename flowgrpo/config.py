@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from typing_extensions import TypeIs
 
-from flowgrpo.data import config_paths, configs, tables
+from flowgrpo.data import config_paths, configs, run_folders, tables
+from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.data.yaml_maps import parse_yaml, read_map
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RunConfig
-from flowgrpo.schema.validation import checked
+from flowgrpo.schema.validation import checked, has_key
 from rewards.base import nearest
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def load(path: str | Path, overrides: Iterable[str] | Mapping[str, Any] = ()) ->
         overrides: `key=value` texts with dotted keys and YAML values, or a map of dotted keys to values.
     """
     path = configs.place_of(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, not a config; to go on with a run, give its config and run.resume=true")
     if not path.is_file():
         raise InputError(f"{path}: no such config file{_similar_file(path)}")
     written = read_map(path)
@@ -60,7 +63,7 @@ def of_run(folder: Path, *, resolve: bool = True) -> RunConfig:
     InputError if there is no run, or its configuration cannot be read.
     """
     if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml")
+        raise InputError(f"{folder}: there is no run here, a run's folder holds config.yaml{run_folders.hint(folder)}")
     written = read_map(folder / "config.yaml")
     for before, now, section in _find_old_keys(written):
         _set(written, now, section.pop(before.rpartition(".")[2]))
@@ -84,7 +87,10 @@ def validate(written: Mapping[str, Any]) -> RunConfig:
         raise InputError(f"kind: {kind!r} is unknown, {nearest(str(kind), CONFIGS)}")
     for before, now, _ in _find_old_keys(written):
         raise InputError(f"{before}: it is called {now} now")
-    return checked(CONFIGS[kind](), written)
+    try:
+        return checked(CONFIGS[kind](), written)
+    except InputError as error:
+        raise InputError(f"{error}{_of_other_kind(str(error), kind, written)}") from None
 
 
 def is_flow(config: RunConfig) -> TypeIs[flow_config.Config]:
@@ -127,6 +133,9 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
             inner = {"form": inner}
         if inner is None:
             inner = {}
+        if isinstance(inner, list):
+            whole = ".".join(parents[: i + 1])
+            raise InputError(f"{key}: {whole} is a list, which an override replaces whole; write {whole}=[...]")
         if not isinstance(inner, dict):
             raise InputError(
                 f"{key}: {'.'.join(parents[: i + 1])} is not a map, it has no key {(*parents, last)[i + 1]!r}"
@@ -140,10 +149,32 @@ def _similar_file(path: Path) -> str:
         files = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]
         if files:
             return f", did you mean {str(files[0])!r}?"
+        if str(path) in EMBEDDED:
+            return f"; {path} is a model, which a config names: model: {{path: {path}}}"
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)
     return f", did you mean {close[0]!r}?" if close else "; flowgrpo init has some to begin with"
+
+
+def _of_other_kind(sentence: str, kind: str, written: Mapping[str, Any]) -> str:
+    """Return the end of an error message that tells of the other kind, if it has the key or preset; else ""."""
+    place, _, problem = sentence.partition(": ")
+    for other in CONFIGS.keys() - {kind} if "unknown" in problem else ():
+        model = CONFIGS[other]()
+        is_key = problem.startswith("unknown key") and has_key(model, place)
+        if is_key or (place == "algorithm.preset" and _has_preset(model, written["algorithm"]["preset"])):
+            return f"; kind: {other} has it, and this config is of kind: {kind}"
+    return ""
+
+
+def _has_preset(model: type[RunConfig], name: str) -> bool:
+    section: Any = model.model_fields["algorithm"].annotation
+    try:
+        checked(section, {"preset": name}, "algorithm")
+    except InputError:
+        return False
+    return True
 
 
 def _find_old_keys(written: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

@@ -119,7 +119,8 @@ def train(way: str, seed: int, out: Path, iterations: int) -> None:
 
 def report(out: Path, iterations: int) -> None:
     """Print the table of all complete runs."""
-    heads = ["by", "seed", "true, before", "at its best", "at the end", "proxies", "below it from", "below half from"]
+    heads = ["trained on", "seed", "true, before", "true, best", "true, end", "proxies"]
+    heads += ["below start from", "below half of start from"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for way in WAYS:
         for folder in sorted(path for path in out.glob(f"{way}-seed*") if path.is_dir()):

@@ -1,4 +1,4 @@
-"""Plan the memory of every built-in config on the GPU that it is for; prints the table of docs/start/model.md.
+"""Plan the memory of every built-in config on the GPU that it is for; prints the table of docs/research/configs.md.
 
     HF_HUB_OFFLINE=1 python research/plan_models.py [NAME ...]
 

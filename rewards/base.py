@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property, partial
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Samples = torch.Tensor | Films | Sequence[str]
 
 ENTRY_POINTS = "flowgrpo.rewards"
+CONTRACT = "docs/reference/rewards.md"
 LONGEST = 500  # characters of an error message of a plug-in or a server
 
 
@@ -72,9 +73,12 @@ class Reward:
     @cached_property
     def takes(self) -> list[str] | None:
         """Names of the columns that the function accepts; None: all."""
-        parameters = list(inspect.signature(self.function).parameters.values())
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        return None if takes_all else [p.name for p in parameters[2:]]
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        return None if takes_all else [p.name for p in self._parameters[2:]]
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
 
     @property
     def remote(self) -> bool:
@@ -93,8 +97,8 @@ class Reward:
         sounds (C, N) of `rewards.audio.Films` there.
 
         Raises:
-            RewardError: the reward did not return a number or None for each sample, or a column has the name of one of
-                its first two arguments.
+            RewardError: the reward did not return a number or None for each sample, a column that it needs is missing,
+                or a column has the name of one of its first two arguments.
         """
         import torch  # imported here so that rewards can be found and described without it
 
@@ -148,9 +152,10 @@ class Reward:
         # Contiguous, since rounding of sums depends on the layout.
         samples = samples.contiguous() if isinstance(samples, torch.Tensor) else list(samples)
         given = {k: list(v) for k, v in columns.items() if self.takes is None or k in self.takes}
-        for name in [*inspect.signature(self.function).parameters][:2]:
-            if name in given:
-                raise RewardError(f"{self} calls an argument {name!r}, so no column can have that name")
+        for p in self._parameters[:2]:
+            if p.name in given:
+                raise RewardError(f"{self} calls an argument {p.name!r}, so no column can have that name")
+        self._check_arguments(given)
         with preserve(str(self), self.function, calls=True):
             returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here
@@ -193,11 +198,21 @@ class Reward:
         """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
         from rewards.audio import join_samples
 
+        self._check_arguments({*columns, "soundtrack"})
         two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
+
+    def _check_arguments(self, columns: Container[str]) -> None:
+        """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
+        count = len(self._parameters)
+        if count < 2 and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
+            raise RewardError(f"{self} takes {count} arguments, a reward takes samples and prompts: {CONTRACT}")
+        for p in self._parameters[2:]:
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in columns:
+                raise RewardError(f"{self} needs a column {p.name!r}, and the prompts have no such column: {CONTRACT}")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:
@@ -272,10 +287,7 @@ def load(
 
 
 def load_nested(use: str | Mapping[str, Any], complaint: str) -> Reward:
-    """Load a reward that is an option of another: a name or a map of `use`, `options`, `frames`; or raise RewardError.
-
-    `complaint` is the message if `use` is neither.
-    """
+    """Load an option that is a reward: a name, or a map of `use`, `options`, `frames`; else RewardError(`complaint`)."""
     fields: dict[str, Any] = {"use": use} if isinstance(use, str) else dict(use)
     if not isinstance(fields.get("use"), str) or fields.keys() - {"use", "options", "frames"}:
         raise RewardError(complaint)
@@ -300,8 +312,7 @@ def find(use: str) -> Any:
         with _one_sentence(sentence, module), preserve(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = nearest(use, [*BUILT_IN, *installed])
-    hint += "" if hint.endswith("?") else ", or write ./file.py:function"
-    raise RewardError(f"there is no reward {use!r}, {hint}")
+    raise RewardError(f"there is no reward {use!r}, {hint} (one in a file is ./file.py:function)")
 
 
 def _only_reward(use: str, module: Any) -> Any:
@@ -338,6 +349,8 @@ def locate(use: str, what: str) -> Any:
     place, _, attribute = use.rpartition(":")
     if place.endswith(".py"):
         return _attribute(_load_file(Path(place), what), attribute, what)
+    if place.isidentifier() and Path(f"{place}.py").is_file() and importlib.util.find_spec(place) is None:
+        raise RewardError(f"{what}: there is no module {place}, did you mean './{place}.py:{attribute}'?")
     with _one_sentence(f"{what}: {place} could not be imported", place), preserve(what, place, imports=True):
         module = importlib.import_module(place)
     return _attribute(module, attribute, what)
@@ -345,7 +358,8 @@ def locate(use: str, what: str) -> Any:
 
 def _load_file(path: Path, what: str) -> Any:
     if not path.is_file():
-        raise RewardError(f"{what}: there is no file {path}")
+        near = difflib.get_close_matches(str(path), [str(file) for file in path.parent.glob("*.py")], 1)
+        raise RewardError(f"{what}: there is no file {path}" + "".join(f", did you mean {file!r}?" for file in near))
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
     assert spec is not None  # the file ends in .py

@@ -62,7 +62,7 @@ _DEQA = "zhiyuanyou/DeQA-Score-Mix3 (16.4 GB)", "MIT; its language model is a Ll
 _DINO = "facebook/dinov2-base (0.35 GB)"
 _GENEVAL = (
     f"facebook/mask2former-swin-small-coco-instance (0.3 GB), {_CLIP}",
-    "`other` on the hub (MIT in its repository), MIT",
+    "Mask2Former: MIT, `other` on the hub; CLIP: MIT",
 )
 _HPSV3 = (
     "MizzenAI/HPSv3 (16.6 GB) and the config and processors of Qwen/Qwen2-VL-7B-Instruct",
@@ -78,7 +78,7 @@ _JUDGE_LOCAL = "Qwen/Qwen3-VL-8B-Instruct (17.5 GB)", "Apache-2.0 (that model)"
 _OCR = "PP-OCRv6 (30 MB), part of rapidocr, extra `ocr`"
 _PICKSCORE = (
     "yuvalkirstain/PickScore_v1 (3.9 GB)",
-    "none found for the weights (code, and the CLIP it starts from: MIT)",
+    "no licence found for the weights; MIT for its code and its CLIP",
 )
 _SERVED = "your endpoint, for example of Qwen/Qwen3-VL-8B-Instruct", "Apache-2.0 (that model)"
 _VIDEO_ALIGN = (
@@ -99,7 +99,7 @@ BUILT_IN: dict[str, Card] = {
     "shapes": Card("rewards.shapes:shapes", "share of the caption shown", "image, prompt or caption", "0 to 1"),
     "patterns": Card("rewards.patterns:patterns", "share of the caption shown, with layout", "image, prompt", "0 to 1"),
     "moves": Card("rewards.moves:moves", "share of the caption shown, with motions", "video, prompt", "0 to 1"),
-    "jpeg_size": Card("rewards.image:jpeg_size", "minus the kilobytes as a JPEG", "image", "below 0 (minus kilobytes)"),
+    "jpeg_size": Card("rewards.image:jpeg_size", "size as a JPEG, in negative kilobytes", "image", "below 0"),
     "ocr": Card(
         "rewards.objects.ocr:Ocr",
         "similarity of the written text",
@@ -134,7 +134,7 @@ BUILT_IN: dict[str, Card] = {
         "image, prompt",
         "0 to 2.5",
         _CLIP,
-        "MIT (of its code; the model card states none)",
+        "no licence found for the weights; MIT for the code",
     ),
     "pickscore": Card(
         "rewards.models.clip:PickScore", "preference (PickScore)", "image, prompt", "about 16 to 26", *_PICKSCORE
@@ -213,7 +213,7 @@ BUILT_IN: dict[str, Card] = {
     "clap": Card(
         "rewards.models.clap:Clap", "agreement (CLAP)", "audio, prompt, column sampling_rate", "-1 to 1", _CLAP
     ),
-    "judge": Card(_JUDGE, "graded agreement and quality", "image or video, prompt", "0 to 1", *_SERVED),
+    "judge": Card(_JUDGE, "agreement and quality, graded", "image or video, prompt", "0 to 1", *_SERVED),
     "qwen_vl": Card(_JUDGE, "the same as `judge`", "image or video, prompt", "0 to 1", *_SERVED, {"style": "qwen_vl"}),
     "unified_reward": Card(
         _JUDGE, "agreement and quality (UnifiedReward 2.0)", "image, prompt", "0 to 1", *_UNIFIED_REWARD
@@ -234,10 +234,15 @@ BUILT_IN: dict[str, Card] = {
         *_UNIFIED_REWARD_LOCAL,
         dtype="bfloat16",
     ),
-    "hpsv3_style": Card(_JUDGE, "graded preference", "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
-    "deqa_style": Card(_JUDGE, "graded technical quality", "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
+    "hpsv3_style": Card(_JUDGE, "preference, graded", "image, prompt", "0 to 1", *_SERVED, {"style": "hpsv3_style"}),
+    "deqa_style": Card(_JUDGE, "technical quality, graded", "image", "0 to 1", *_SERVED, {"style": "deqa_style"}),
     "video_align_style": Card(
-        _JUDGE, "graded quality, motion, agreement", "video, prompt", "0 to 1", *_SERVED, {"style": "video_align_style"}
+        _JUDGE,
+        "quality, motion, agreement, graded",
+        "video, prompt",
+        "0 to 1",
+        *_SERVED,
+        {"style": "video_align_style"},
     ),
     "questions": Card(
         "rewards.served.questions:Questions",
@@ -247,24 +252,31 @@ BUILT_IN: dict[str, Card] = {
         *_SERVED,
     ),
     "preference": Card(
-        "rewards.preference:Preference", "win rate in the group", "group, prompt", "0 to 1 (win rate)", *_SERVED
+        "rewards.preference:Preference",
+        "win rate against the group",
+        "group, prompt",
+        "0 to 1 (win rate)",
+        *_SERVED,
     ),
     "votes": Card(
         "rewards.models.votes:Votes",
-        "what people voted for",
+        "preference learned from your votes",
         "image, prompt",
         "log-odds, 0 is as good as the mean",
-        "those of the features",
+        "those of its features",
     ),
     "countdown": Card(
-        "rewards.texts.text:countdown", "numbers combined to the target", "text, numbers, target", "0, 0.1 or 1"
+        "rewards.texts.text:countdown", "an expression that reaches the target", "text, numbers, target", "0, 0.1 or 1"
     ),
     "sudoku": Card("rewards.texts.text:sudoku", "share of cells filled correctly", "text, puzzle, solution", "0 to 1"),
     "arithmetic": Card("rewards.texts.text:arithmetic", "right result", "text, answer", "0 or 1"),
     "solved": Card(
-        "rewards.texts.text:solved", "right answer of the three above", "text, columns of those three", "0 or 1"
+        "rewards.texts.text:solved",
+        "right answer to `countdown`, `sudoku` or `arithmetic`",
+        "text, their columns",
+        "0 or 1",
     ),
-    "tags": Card("rewards.texts.text:tags", "tags of the answer's format", "text", "0 to 0.5"),
+    "tags": Card("rewards.texts.text:tags", "tags of d1's answer format", "text", "0 to 0.5"),
     "gsm8k": Card("rewards.texts.text:gsm8k", "right number, and format, as d1", "text, answer", "0 to 4"),
     "gsm8k_accuracy": Card("rewards.texts.text:gsm8k_accuracy", "right number", "text, answer", "0 or 1"),
     "math_answer": Card("rewards.texts.text:math_answer", "right answer, and format, as d1", "text, answer", "0 to 3"),

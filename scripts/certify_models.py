@@ -65,7 +65,7 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
     """Return `before`, the text of docs/reference/models.md, with its tables and its number of classes replaced."""
     certified = [r for r in rows if r["certified"]]
     tables = {
-        "| class | task | calls |": [[name_of(r), r["task"], calls_of(r), remarks(r)] for r in certified],
+        "| task | calls | classes |": grouped(certified),
         "| class | task | reason |": [[name_of(r), r["task"], reason(r)] for r in rows if not r["certified"]],
         "| class | refused or different |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
         "| class | why |": [[f"`{name}`", trait.why] for name, trait in TRAITS.items()],
@@ -85,6 +85,15 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
 def name_of(row: dict[str, Any]) -> str:
     """Return the name of a row's pipeline as code."""
     return f"`{row['class']}" + (f" ({row['variant']})`" if row["variant"] else "`")
+
+
+def grouped(certified: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the certified pipelines by task and by what shares a call; remarks follow a name."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(certified, key=lambda row: (row["task"], calls_of(row))):
+        said = remarks(row)
+        found.setdefault((row["task"], calls_of(row)), []).append(f"{name_of(row)} [{said}]" if said else name_of(row))
+    return [[*group, ", ".join(names)] for group, names in found.items()]
 
 
 def calls_of(row: dict[str, Any]) -> str:

@@ -33,14 +33,13 @@ MADE = {
         **{name: name for name in ("configs", "my_reward.py", "sd35.yaml", "prompts.txt", "held_out.txt", "tiny.yaml")},
         "mine.py": "redness.py",
     },
-    "README.md": {"own.safetensors": "own.safetensors", "runs/bluer": "runs/t"},
     "docs/guides/looking.md": {"runs/bluer": "runs/t", "pictures": "pictures"},
     "docs/guides/editing.md": {"edit-model": "edit-model"},
     "docs/guides/evaluation.md": {"runs/redder": "runs/t", "prompts.jsonl": "kinds.jsonl"},
     "docs/guides/reward_hacking.md": {"runs/redder": "runs/t"},
     "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
-    "docs/reference/config.md": {"my_lora.safetensors": "own.safetensors"},
-    "docs/guides/engines.md": {"text.yaml": "texts.yaml"},
+    "docs/guides/adapters.md": {"my_lora.safetensors": "own.safetensors"},
+    "docs/research/engines.md": {"text.yaml": "texts.yaml"},
     "docs/guides/export.md": {"runs/redder": "runs/t"},
     "docs/guides/texts.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
     "docs/research/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
@@ -48,7 +47,10 @@ MADE = {
         **{name: name for name in ("offline.yaml", "pairs.parquet")},
         **{"prompts.txt": "two_prompts.txt", "tiny.yaml": "of_samples.yaml", "earlier": "groups"},
     },
+    "docs/start/demo.md": {"runs/demo-1": "runs/t"},
     "docs/start/model.md": {"runs/flux1-24gb": "runs/t"},
+    "docs/start/reward.md": {name: name for name in ("redder.yaml", "colours.py", "colours.jsonl")},
+    "docs/reference/cli.md": {"runs/redder": "runs/t"},
     "docs/reference/rewards.md": {"runs/demo-1": "runs/t"},
 }
 
@@ -98,6 +100,9 @@ def furnished(folder, finished):
     read["train"] |= {"group_size": 4, "micro_batch": 4}
     (folder / "sd35.yaml").write_text(yaml.safe_dump(read))
 
+    for name in ("redder.yaml", "colours.py"):
+        (folder / name).write_text(block("docs/start/reward.md", f"# {name}"))
+    (folder / "colours.jsonl").write_text(block("docs/start/reward.md", '"colour": "red"'))
     with contextlib.chdir(folder):
         exec(block("docs/guides/editing.md", "# make_edit_model.py"), {})
 

@@ -43,6 +43,7 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 INTERRUPTED = 130  # exit status after Ctrl-C
 LOST = 3  # exit status of a process that ends because another has ended; `relaunch` never returns it
 
+GPU = Path("/dev/nvidia0")  # where the driver shows the first GPU
 OFF = ("", "0", "false", "no", "off", "n", "f")
 # Settings of accelerate's environment that a run ignores: variable, values that switch it off, name, replacement.
 UNHEARD = (
@@ -153,6 +154,19 @@ def check_gpus(processes: int) -> None:
         raise InputError(
             f"run.processes: {processes} need a GPU each, and this machine has {gpus}; set run.processes={gpus}, or hide "
             "GPUs from a run on the CPU: CUDA_VISIBLE_DEVICES= flowgrpo train ..."
+        )
+
+
+def check_usable(environment: Mapping[str, str]) -> None:
+    """Refuse a run on the CPU of a machine whose GPU PyTorch cannot use, unless GPUs are hidden from it."""
+    on_cpu = (
+        environment.get("ACCELERATE_USE_CPU", "").lower() not in OFF or environment.get("CUDA_VISIBLE_DEVICES") == ""
+    )
+    if GPU.exists() and not on_cpu and not torch.accelerator.is_available():
+        built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+        raise InputError(
+            f"PyTorch {torch.__version__} cannot use the GPU of this machine, it {built}; install a build that fits the "
+            "driver, or train on the CPU: CUDA_VISIBLE_DEVICES= flowgrpo train ..."
         )
 
 

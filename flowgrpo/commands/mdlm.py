@@ -13,7 +13,7 @@ from flowgrpo.commands.options import Variant
 from flowgrpo.commands.terminal import Format, out, print_json, print_line
 from flowgrpo.data import yaml_maps
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What only language models have.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Commands for language models only: tracelock.")
 
 
 @app.callback()

@@ -42,12 +42,27 @@ class Commands(TyperGroup):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def lists(self) -> dict[str, str]:
+        """Return a Markdown list of the commands of each group, for docs/reference/cli.md."""
+        return {
+            title: "".join(item for name in names for item in _items(name, self.commands[name]))
+            for title, names in GROUPS.items()
+        }
+
     @override
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise typer.Abort from error
+
+
+def _items(name: str, command: Any) -> list[str]:
+    """Return the item of a command, or of each command of a group: its name with its arguments, and what it does."""
+    if below := getattr(command, "commands", None):
+        return [item for inner in below.values() for item in _items(f"{name} {inner.name}", inner)]
+    taken = [each.metavar or each.name.upper() for each in command.params if each.param_type_name == "argument"]
+    return [f"- `{' '.join((name, *taken))}`: {command.help}\n"]
 
 
 class _Readable(Console):

@@ -91,10 +91,9 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         return _with_prompt_column(hub.rows(source, key, column), column)
     path = Path(source)
     if not path.is_file():
-        files = (str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES))
-        raise InputError(
-            f"{key}: there is no file {source}, {nearest(source, [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files])}"
-        )
+        files = [str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES)]
+        choices = files if files and path.suffix else [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files]
+        raise InputError(f"{key}: there is no file {source}, {nearest(source, choices)}")
     if path.suffix.lower() == ".txt":
         return [{"prompt": line} for _, line in tables.lines(path, key)]
     if path.suffix.lower() not in tables.SUFFIXES:

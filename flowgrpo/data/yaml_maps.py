@@ -88,7 +88,8 @@ def parse_yaml(text: str, place: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""
         words = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise InputError(f"{place}{line}: not valid YAML ({words})") from None
+        tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in words else ""
+        raise InputError(f"{place}{line}: not valid YAML ({words}){tab}") from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:  # impossible dates, !!int of a word
         raise InputError(f"{place}: not valid YAML (a value is not of its kind: {error})") from None
     tables.check_plain(parsed, place)
@@ -103,8 +104,9 @@ def read_map(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     written = parse_yaml(text, str(path))
     if not isinstance(written, dict):
-        raise InputError(f"{path}: a config is a map of keys such as model and rewards, not {type(written).__name__}")
+        kind = "an empty file" if written is None else type(written).__name__
+        raise InputError(f"{path}: a config is a map of keys such as model and rewards, not {kind}")
     return written

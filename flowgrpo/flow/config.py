@@ -56,23 +56,25 @@ class Model(ModelSection):
     path: str
     """Built-in name, local folder or hub id of a diffusers pipeline; required."""
     variant: Variant | None = None
-    """Word in the names of the weight files to read, fp16 for example, if a component has such files; null: plain files."""
+    """Read the weight files with this word in their names (fp16), for each component that has such files; null: plain
+    files."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     merge: LoraPath | None = None
-    """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
+    """LoRA (see lora.path) to merge into the weights before all of them are trained, with lora: null; null: none."""
     teacher: str | None = None
-    """Model of the reference `teacher`, and of hints from one: a LoRA over the same base (a file, a folder, an export's or a
-    run's, or a hub id), or a pipeline whose networks have the same shapes (a built-in name, a folder or a hub id); null:
+    """Model of the reference `teacher` and of teacher hints: a LoRA over the same base (a file, a folder, an export, a
+    run or a hub id), or a pipeline with networks of the same shapes (a built-in name, a folder or a hub id); null:
     none."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as in the files."""
     call: dict[str, Any] = {}
-    """Arguments that are passed on to the pipeline's own call."""
+    """Arguments of the pipeline's own call."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
-    """Once the prompts are encoded, offload or free them before the transformer is loaded; or keep both on the device."""
+    """offload or free: encode the prompts, move the encoders to host memory or delete them, then load the transformer;
+    keep: all stay on the device."""
     guidance: Literal["pipeline", "rollout", "none"] = "pipeline"
     """Guidance in training. pipeline: as in call; rollout: as in call in rollouts, off in updates (for final samples); none:
     off. Evaluation is guided as in call. Presets of final samples set rollout or none unless the config sets this."""
@@ -81,13 +83,14 @@ class Model(ModelSection):
     offload_activations: bool = False
     """Keep activations in host memory until the backward pass: less memory of the GPU, two transfers, the same numbers."""
     vae: Literal["keep", "offload"] = "keep"
-    """keep it on the device, or offload it to host memory except while it encodes or decodes."""
+    """keep: on the device; offload: in host memory except while it encodes or decodes."""
     vae_tiling: bool = False
     """Decode in tiles: less memory, slightly different pictures, the same latents."""
     attention: AttentionBackend | None = None
     """Attention backend of diffusers; null: PyTorch's own choice, except cuDNN's."""
     compile: Literal[False, True, "auto"] = False
-    """Compile the model's repeated blocks with torch.compile; auto: if a run saves more time by it than it takes."""
+    """Compile the model's repeated blocks with torch.compile; auto: only if that saves the run more time than it
+    takes."""
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -259,10 +262,10 @@ class FlowTrain(Train):
     draft: Draft | None = None
     """Choose the starts of a group by a draft; null: take the first."""
     replay: Literal["auto", "always", "never"] = "auto"
-    """Whether the first update of an iteration calls the model again for the rollout's evaluations. never: the rollout keeps
-    their autograd graphs for it; always: it keeps none; auto: it keeps those of the first trained steps, as many as fit into
-    half of the free memory and, without a GPU, add at most half of what the process takes without them. The numbers are
-    the same."""
+    """Whether the first update of an iteration repeats the rollout's model calls or uses their autograd graphs; the
+    numbers are the same. always: repeat all; never: keep all graphs; auto: keep the graphs of the first trained steps,
+    in at most half of the free memory and, without a GPU, at most half of the memory that the process takes without
+    graphs."""
 
 
 class FlowEval(Eval):
@@ -271,18 +274,18 @@ class FlowEval(Eval):
     call: dict[str, Any] = {}
     """Arguments that override model.call while held-out prompts are sampled."""
     adapter_steps: Annotated[list[float], BeforeValidator(read_part)] | None = None
-    """Part of the schedule in which the adapters act, first:end as fractions of the steps (0:0.6); the base model takes the
-    other steps, against reward hacking (MixGRPO). null: the whole schedule."""
+    """Part of the schedule in which the adapters act, first:end as fractions of the steps (0:0.6); the base model takes
+    the other steps, against reward hacking (MixGRPO). null: all steps."""
 
 
 class Data(Strict):
     """Stored groups to train on, in place of rollouts."""
 
     groups: str | None = None
-    """Folder that flowgrpo sample --groups wrote. A method of final samples trains on its groups in place of rollouts; null:
-    the run samples its own."""
+    """Folder of flowgrpo sample --groups. A method of final samples trains on its groups in place of rollouts; null: the
+    run samples its own."""
     rewards: dict[str, float] = {}
-    """Names of stored rewards to train on, with their weights; {}: those of the section rewards, by name."""
+    """Stored rewards to train on, by name, with their weights; {}: those of the section rewards."""
 
     @model_validator(mode="after")
     def _together(self) -> Data:

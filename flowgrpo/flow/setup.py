@@ -23,7 +23,7 @@ from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline import guidance
 from flowgrpo.flow.pipeline.call_arguments import check_call
 from flowgrpo.flow.pipeline.inputs.modality import expected_shape, frame_rate, has_soundtrack, sampling_rate
-from flowgrpo.flow.pipeline.loading.load import check_weights, load_policy, pipeline_class
+from flowgrpo.flow.pipeline.loading.load import check_process, check_weights, load_policy, pipeline_class
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
 from flowgrpo.flow.pipeline.networks.attention_backends import refuse_lossy_attention
 from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
@@ -58,8 +58,9 @@ LOGGER = logging.getLogger(__name__)
 
 
 def check_model(model: Model) -> None:
-    """Raise InputError if the model is missing or incomplete; weights are not loaded. See `load.check_weights`."""
+    """Raise InputError if the model is missing, incomplete or no flow; no weights are loaded. See `load.check_weights`."""
     check_weights(model.path, model.variant)
+    check_process(model.path)
 
 
 def check(settings: Config, data: RunData) -> None:

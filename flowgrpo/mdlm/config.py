@@ -54,15 +54,15 @@ class TextModel(ModelSection):
     path: str
     """Built-in name, local folder or hub id of a masked-diffusion language model; required."""
     variant: Variant | None = None
-    """Word in the names of the weight files to read, fp16 for example; null: files without such a word."""
+    """Read the weight files with this word in their names (fp16); null: plain files."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the frozen weights and of the computation; trained weights are kept in float32."""
     lora: Lora | None = Lora()
     """Low-rank adapters; null trains every weight."""
     merge: LoraPath | None = None
-    """A LoRA, as lora.path takes it, to merge into the weights before all of these are trained (lora: null); null: none."""
+    """LoRA (see lora.path) to merge into the weights before all of them are trained, with lora: null; null: none."""
     quantise: Quantised | None = None
-    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as the files have them."""
+    """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as in the files."""
     length: int = Field(256, ge=1, le=LONGEST)
     """Tokens of an answer, end tokens that fill it up included; 20 for the embedded model."""
     chat: bool = False

@@ -26,8 +26,8 @@ class Engine(Strict):
     token_env: str | None = None
     """Environment variable with the engine's API key; null: no key."""
     truncate: float = Field(2.0, ge=1)
-    """Upper bound of the weight that corrects the mismatch: the trained policy's probability of an edge (in the form of
-    algorithm.kernel.log_prob) or of a token, divided by the engine's. With 1, weights only shrink."""
+    """Upper bound of the weight that corrects the mismatch: probability of an edge (in the form of
+    algorithm.kernel.log_prob) or token under the trained policy / under the engine. With 1, weights only shrink."""
     log_probs: bool = False
     """Ask a text engine for the log-probability of each token, to measure and correct the mismatch. An engine of a flow
     model always returns them."""

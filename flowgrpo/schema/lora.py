@@ -16,8 +16,8 @@ class Lora(Strict):
     """Options of low-rank adapters."""
 
     path: LoraPath | None = None
-    """Start from a LoRA, with its rank, alpha and targets: a file, a folder (an export's, a run's), a hub id, or a map
-    from networks to such; null: from new adapters, which change nothing at first."""
+    """LoRA to start from, with its rank, alpha and targets: a file, a folder (also an export or a run), a hub id, or a
+    map from networks to these; null: new adapters, which change nothing at first."""
     rank: int | None = Field(16, ge=1)
     """Rank of each adapter; null: that of path."""
     alpha: float | None = Field(32, gt=0)

@@ -13,7 +13,7 @@ class Checkpoint(Strict):
     every: int = Field(5, ge=1)
     """Iterations between two checkpoints; there is one after the last iteration, too."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints are kept; as many of the last sound ones are kept, too."""
+    """Number of latest checkpoints to keep, and of latest sound ones (their samples had rewards)."""
 
 
 class Tracker(Strict):
@@ -33,7 +33,7 @@ class Trees(Strict):
     """Options of the trees of rollouts that a run saves for inspection."""
 
     every: int = Field(8, ge=1)
-    """Keep trees once in so many iterations, from the first on, and those of the last iteration."""
+    """Keep trees every this many iterations, from the first on, and those of the last iteration."""
     prompts: int = Field(2, ge=1)
     """Number of groups whose trees are kept in such an iteration, from the first on."""
     side: int = Field(80, ge=16, le=512)

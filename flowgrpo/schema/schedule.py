@@ -55,13 +55,12 @@ class HalfLife(Strict):
     """When a reward of an earlier iteration counts half. A number in its place sets `after`."""
 
     by: Literal["iterations", "log_ratio"] = "iterations"
-    """iterations: rewards age by iterations; log_ratio: by how far the policy moved, which is the sum over iterations of the
-    metric policy/mean_abs_log_ratio (after SPO)."""
+    """iterations: rewards age by iterations; log_ratio: by how far the policy moved, the sum of
+    policy/mean_abs_log_ratio over iterations (after SPO)."""
     after: float = Field(8.0, gt=0)
     """The age, in iterations or in log ratios, after which a reward counts half."""
     keep: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)] = [0.0, 1.0]
-    """Smallest and largest factor by which a prompt's rewards count less at its next visit; SPO's code has
-    [0.875, 0.96]."""
+    """Bounds of the factor on a prompt's earlier rewards at its next visit; SPO's code has [0.875, 0.96]."""
 
     @model_validator(mode="after")
     def _meant(self) -> HalfLife:
@@ -97,7 +96,7 @@ class Select(Strict):
     """Selection of the credit units to train on."""
 
     rule: Literal["extremes", "max_variance"] = "extremes"
-    """extremes: the best and the worst of a set; max_variance: those that have the largest variance (PODS)."""
+    """extremes: the best and the worst of a set; max_variance: the units with the largest variance (PODS)."""
     fraction: float = Field(0.5, gt=0, le=1)
     """Fraction of the compared units that is trained on."""
     end: float | None = Field(None, gt=0, le=1)
@@ -106,8 +105,8 @@ class Select(Strict):
     """sets: within each set of compared units, by their rewards; batch: among all units of the iteration, by their
     advantages (D3S), which favours groups of large advantages."""
     statistics: Literal["kept", "all"] | None = None
-    """Whether means and standard deviations of the advantages are those of the kept units or of all; null: kept within
-    sets, all across the batch."""
+    """Units that give the means and standard deviations of the advantages: kept or all; null: kept within sets, all
+    across the batch."""
 
     @model_validator(mode="after")
     def _compared_first(self) -> Select:
@@ -129,8 +128,8 @@ class SecondStage(Strict):
     """Further samples for hard groups, once the first rewards of an iteration are known (DARS, arXiv 2508.13755)."""
 
     form: Literal["equal", "hardness"] = "equal"
-    """What a group of N samples with mean reward p < 1/2 reaches in sum |A|, which is 2 p (1 - p) N for rewards of 0 and 1.
-    equal: N / 2, the sum at p = 1/2; hardness: (1 - p) N, so that harder groups reach more."""
+    """Target for the sum of |A| in a group of N samples with mean reward p < 1/2; with rewards 0 and 1 the sum is 2 p (1
+    - p) N. equal: N / 2, the sum at p = 1/2; hardness: (1 - p) N, more for harder groups."""
     most: float = Field(4.0, gt=1, le=1e6)
     """Largest group after both stages, as a multiple of its first size; DARS has 4, and 8 for hardness."""
 
@@ -161,16 +160,18 @@ class Pick(Strict):
     """
 
     by: Literal["shuffle", "variance"] = "shuffle"
-    """shuffle: one pass over all prompts after another; variance: those whose rewards should differ most (VADE)."""
+    """shuffle: pass after pass over all prompts; variance: the prompts with the largest expected variance of rewards
+    (VADE)."""
     budget: Literal["equal", "knapsack", "root_variance"] = "equal"
-    """equal groups, or samples move between prompts: knapsack, to where they teach more (Knapsack RL); root_variance, in
-    proportion to the standard deviation of a prompt's rewards (Rollout-GDRO)."""
+    """equal: groups of one size; knapsack: samples move to prompts where they teach more (Knapsack RL); root_variance: a
+    prompt's samples are proportional to the standard deviation of its rewards (Rollout-GDRO)."""
     least: float = Field(0.5, gt=0, le=1)
     """Smallest group where samples move, as a multiple of the equal size."""
     most: float = Field(2.0, ge=1)
     """Largest group where samples move, as a multiple of the equal size."""
     robust: float = Field(0.0, ge=0)
-    """Above 0, groups weigh softmax(robust x (1 - p)): the prompts that are solved least count more (Prompt-GDRO)."""
+    """Above 0, groups weigh softmax(robust x (1 - p)), so that prompts that are rarely solved count more
+    (Prompt-GDRO)."""
     worst: float = 0.0
     """The reward that counts as 0."""
     best: float = 1.0

@@ -58,7 +58,7 @@ class RewardUse(Strict):
     name: str | None = None
     """Name in the metrics; null: the last part of use."""
     only: dict[str, Any] = {}
-    """Columns, and the value a row must have there for the reward to apply: {task: ocr}."""
+    """Columns with the value that a row needs for the reward to apply: {task: ocr}."""
     frames: str | int | None = None
     """Scores frames of a video as pictures and takes their mean: first, middle, all, every N, or a number of evenly spaced
     ones; null: the reward sees the whole video."""
@@ -95,7 +95,7 @@ class Ema(Strict):
     """The average of the weights, which evaluation, gallery and export use."""
 
     decay: float = Field(0.9, ge=0, lt=1)
-    """Each move is avg <- decay avg + (1 - decay) weights; the decay is warmed up in the first steps."""
+    """Each move is avg <- decay avg + (1 - decay) weights; warmup limits the decay of the first steps."""
     warmup: float = Field(40.0, gt=1)
     """The decay at optimizer step t is at most (1 + t) / (warmup + t), so that the average lags by about t / warmup steps;
     Flow-GRPO's code has 10."""
@@ -117,17 +117,18 @@ class Train(Strict):
     group_size: int = Field(16, ge=2)
     """Trained trajectories of a group (samples, completions); of branch trees the leaves."""
     updates: int = Field(2, ge=1)
-    """Optimizer steps of an iteration, each on a disjoint part of its rollout."""
+    """Optimizer steps of an iteration, each on its own part of the rollout."""
     split: Literal["groups", "samples", "edges"] = "groups"
-    """What the parts are made of: whole groups, or shuffled samples (with all that grew from a start) or trained edges."""
+    """Unit of these parts: whole groups; shuffled samples, each with all that grew from its start; shuffled trained
+    edges."""
     learning_rate: float = Field(3.0e-4, gt=0, le=1e30)
     """Learning rate, before the schedule's factor."""
     schedule: Schedule = Schedule()
     """Schedule of the learning rate; a word is its name."""
     micro_batch: int | Literal["auto"] = 32
-    """Samples in one call of the model in an update; auto: found when the run starts, and kept with it."""
+    """Samples in one model call of an update; auto: the run finds the number at its start and keeps it."""
     rollout_batch: int | Literal["auto"] | None = None
-    """Samples in one call of a rollout, an evaluation or a decoding, which keep no graph; null: micro_batch; auto: found."""
+    """Samples in one model call of a rollout, an evaluation or a decoding; null: micro_batch; auto: found."""
     ema: Ema | None = Ema()
     """The average of the weights; a number is its decay, null keeps none."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -135,8 +136,8 @@ class Train(Strict):
     optimizer: Optimizer = Optimizer()
     """The AdamW implementation and its parameters; a word is its name."""
     half_life: HalfLife = HalfLife()
-    """When a reward counts half in the statistics of prompts (prompts.pick, baselines tracker and cumulative) and of steps
-    (tree adaptive); a number is of iterations."""
+    """Age at which a reward counts half in the statistics of prompts (prompts.pick, baselines tracker and cumulative)
+    and of steps (tree adaptive); a number is in iterations."""
     select: Select | None = None
     """Train on a part of the units that are compared; null: on all."""
     if TYPE_CHECKING:  # flow models only
@@ -212,7 +213,7 @@ class Eval(Strict):
     save: int = Field(16, ge=0)
     """Number of these samples that are kept as files for the gallery."""
     watch: int = Field(3, ge=1)
-    """Warn after so many evaluations in a row in which an eval reward fell while the trained one rose."""
+    """Warn after this many evaluations in a row in which an eval reward fell and the trained one rose."""
 
 
 class Run(Strict):
@@ -233,33 +234,34 @@ class Run(Strict):
     """Processes that share each call of a flow model's network, each with a part of the sequence, for videos too long
     for one GPU; run.processes must be a multiple of it."""
     generators: int = Field(0, ge=0)
-    """How many of run.processes only roll out, for those that train; with staleness they work ahead."""
+    """Number of run.processes that only roll out, for those that train; with staleness they work ahead."""
     evaluators: int = Field(0, ge=0)
-    """How many of run.processes only evaluate weights that are sent to them, while the others go on."""
+    """Number of run.processes that only evaluate, while the others go on."""
     staleness: int = Field(0, ge=0, le=64)
-    """Roll out with weights that are so many iterations old, so that generators can work ahead."""
+    """Age, in iterations, of the weights that roll out; above 0 generators can work ahead."""
     engine: Engine | None = None
     """A server that rolls out: chains of a flow model (SGLang-Diffusion), or texts with step maps; null: this program
     does."""
     trackers: dict[str, Tracker] = {}
     """Trackers of accelerate that get metrics and pictures: [tensorboard, wandb], or a map with options of each."""
     resume: Literal[False, True, "auto"] = False
-    """Go on with the run in the folder: false, never; true, always; auto, if there is one, and otherwise begin one."""
+    """Continue the run in the folder. false: no; true: yes; auto: yes if there is one, otherwise begin one."""
     patience: int | None = Field(10, ge=1)
-    """Stop after so many iterations in a row without an advantage or an update; a run without any in all its iterations
-    ends with status 1, too. null: neither."""
+    """Stop with status 1 after this many iterations in a row without an advantage or an update; a shorter run that had
+    none at all ends with status 1, too. null: neither."""
     checkpoint: Checkpoint = Checkpoint()
     """When the run's state is written, and how much of it is kept."""
     trees: Trees | None = None
-    """Which trees of the rollouts are kept, with a picture of every state, for the page of trees; null: none."""
+    """Rollout trees to keep, with a picture of every state, for trees.html; null: none."""
 
     @field_validator("trackers", mode="before")
     @classmethod
     def _names(cls, written: Any) -> Any:
-        """Convert a list of names, or of maps from a name to options, to one map."""
-        if not isinstance(written, list):
+        """Convert a name, or a list of names or of maps from a name to options, to one map."""
+        if not isinstance(written, list | str):
             return written
-        maps = [item if isinstance(item, dict) else {str(item): {}} for item in written]
+        listed = [written] if isinstance(written, str) else written
+        maps = [item if isinstance(item, dict) else {str(item): {}} for item in listed]
         return {name: options for each in maps for name, options in each.items()}
 
     @property
@@ -287,9 +289,9 @@ class RunConfig(Strict):
     prompts: Prompts = Prompts()
     """Where prompts come from."""
     rewards: list[RewardUse] = Field(min_length=1)
-    """Rewards that are trained on, put together as algorithm.baseline.combine says; one alone needs no list."""
+    """Rewards to train on, combined by algorithm.baseline.combine; a single one needs no list."""
     eval_rewards: list[RewardUse] = []
-    """Rewards that are measured at evaluations only; the same keys."""
+    """Rewards that only evaluations measure; the same keys."""
     algorithm: AlgorithmSection
     """A preset with any word or number of its axes replaced."""
     train: Train = Train()

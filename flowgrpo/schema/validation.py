@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar, get_args, get_origin
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -41,14 +43,19 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return str(context["error"])
     if kind == "extra_forbidden":
         keys = [key for key in _keys_at(model, path[:-1]) if key != "name" or not prefix]
-        return f"{place}: unknown key, {nearest(str(path[-1]), keys) if keys else 'it has no options'}"
+        word = str(path[-1])
+        elsewhere = {} if prefix else _places(model)
+        close = [] if get_close_matches(word, keys, 1) else get_close_matches(word, elsewhere, 1, 0.8)
+        if word in elsewhere or close:
+            return f"{place}: unknown key, did you mean {elsewhere[word if word in elsewhere else close[0]]!r}?"
+        return f"{place}: unknown key, {nearest(word, keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])
         return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b.lower() for a, b in choices])}"
     if kind == "model_type":
-        return f"{place}: {value!r} is not a map of keys"
+        return f"{place}: {value!r} is not a map of keys such as {', '.join(_keys_at(model, path)[:3])}"
     if kind == "string_pattern_mismatch":
         return f"{place}: {value!r} may hold only letters, digits, '.', '_' and '-', and not begin with '.'"
     return f"{place}: {value!r} is wrong, {first['msg'][0].lower()}{first['msg'][1:]}"
@@ -57,6 +64,44 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
 def _is_key(part: Any) -> bool:
     """Return whether a part of pydantic's error location is a key or an index, not the name of a union's type."""
     return not (isinstance(part, str) and re.search(r"[\[(]|^(str|float|constrained-float|literal)$", part))
+
+
+def has_key(model: type[Strict], place: str) -> bool:
+    """Return whether a configuration has a dotted key, written without list indices."""
+    *parents, last = place.split(".")
+    section: type[Strict] | None = model
+    for part in parents:
+        field = None if section is None else section.model_fields.get(part)
+        section = None if field is None else _section(field.annotation)
+    return section is not None and last in section.model_fields
+
+
+def find_key(model: type[Strict], name: str) -> str | None:
+    """Return the key of the fewest parts whose last part is `name`, or a dotted `name` itself; None without such a key."""
+    if "." in name:
+        return name if has_key(model, name) else None
+    return _places(model).get(name)
+
+
+def _places(model: type[Strict]) -> dict[str, str]:
+    """Return the dotted keys of a configuration outside of lists by their last part; of several, the shortest."""
+    places: dict[str, str] = {}
+    waiting: list[tuple[str, type[Strict]]] = [("", model)]
+    while waiting:
+        place, section = waiting.pop(0)
+        for key, field in section.model_fields.items():
+            places.setdefault(key, f"{place}{key}")
+            if (inner := _section(field.annotation)) is not None:
+                waiting.append((f"{place}{key}.", inner))
+    return places
+
+
+def _section(annotation: Any) -> type[Strict] | None:
+    """Return the section class of `Section` or `Section | None`; None for other annotations, such as lists."""
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        return annotation
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    return next((found for member in members if (found := _section(member))), None)
 
 
 def _keys_at(model: type[Strict], path: list[Any]) -> list[str]:

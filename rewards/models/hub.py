@@ -46,9 +46,9 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
 
     if has(errors.GatedRepoError):
         kind = "its terms" if dataset else "its licence"
-        return f"is gated: accept {kind} on its page at the model hub, then log in with `hf auth login`"
+        return f"is gated: accept {kind} on its page at the model hub, then log in with `hf auth login` or set HF_TOKEN"
     if has(errors.RepositoryNotFoundError):
-        return "is not at the model hub, or is private: check the name, or log in with `hf auth login`"
+        return "is not at the model hub, or is private: check the name, or log in with `hf auth login` or set HF_TOKEN"
     if has(errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
         cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "it cannot be reached"
         command = f"hf download {'--repo-type dataset ' if dataset else ''}{name}"

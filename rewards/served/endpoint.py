@@ -99,7 +99,7 @@ class Endpoint:
                 except TimeoutError:
                     problem = f"{url}{path} did not answer within {left:.3g} s"
                 except httpx.RequestError as error:
-                    problem = f"{url}{path} could not be reached ({_reason(error)})"
+                    problem = f"{url}{path} could not be reached ({_reason(error)}); check that its server runs"
                 else:
                     if response.is_success:
                         self._failed_at.pop(url, None)

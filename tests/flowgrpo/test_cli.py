@@ -96,7 +96,14 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             ["train", "tiny.yaml", "eval_rewards=[{use: './boom.py:f', only: {n: 1}}]", "prompts.train=rows.jsonl"],
             "eval_rewards: 'f' is only for n = 1, no held-out prompt has that column; they have nothing but their texts",
         ),
-        (["train", "tiny.yaml", "rewards=[{use: jpeg_size}, {use: jpeg_size}]"], "two rewards are named 'jpeg_size'"),
+        (
+            ["train", "tiny.yaml", "rewards=[{use: jpeg_size}, {use: jpeg_size}]"],
+            "two rewards are named 'jpeg_size': leave",
+        ),
+        (
+            ["train", "tiny.yaml", "rewards=[jpeg_size]", "eval_rewards=[jpeg_size]"],
+            "two rewards are named 'jpeg_size', one in rewards and one in eval_rewards: leave one out",
+        ),
         (
             ["train", "tiny.yaml", "rewards=[{use: shapes}]", "prompts.train=odd.txt"],
             "the shapes reward cannot read the prompt 'a red dog'",

@@ -20,7 +20,7 @@ from flowgrpo.mdlm.models.load import load_predictor
 
 NETWORK = "transformer/diffusion_pytorch_model.safetensors"
 ENCODER = "text_encoder_2/model.safetensors"
-ALONE = "to train a network alone, save it into its pipeline: docs/reference/config.md, Full weights that you have"
+ALONE = "to train a network alone, save it into its pipeline: docs/guides/adapters.md, Full weights that you have"
 POINTER = "is a Git LFS pointer, not the file itself; run git lfs pull in its folder"
 FLOW = {
     "train": ["train", "tiny.yaml", "model.path=m", "run.name=u"],

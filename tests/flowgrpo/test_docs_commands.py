@@ -58,13 +58,9 @@ AGAIN = "the page shows several ways to write one folder, which must be new"
 LONG = "would take long"
 # Words of pages that are replaced: what is put there, None for nothing, and why.
 WORDS = {
-    "README.md": {
-        "[NAME]": ("shapes", OPTIONAL),
-        "MODEL": ("{tiny}", OWN),
-        "DIR": ("pictures", OWN),
-    },
-    "docs/reference/config.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/reward_hacking.md": {"MODEL": ("{tiny}", OWN)},
+    "docs/guides/adapters.md": {"CONFIG": ("tiny.yaml", OWN)},
+    "docs/guides/prompts.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/votes.md": {
         "MODEL": ("{tiny}", OWN),
         "rewards=[{use: votes, options: {file: pictures/votes.jsonl, of: clip_score}}]": (
@@ -281,7 +277,7 @@ def failed(command, tiny):
     words = with_words(command, tiny)
     if why_checked(command):
         return refused(words)
-    if words[1] in ("train", "doctor") and not Path(words[2]).is_dir():
+    if words[1] == "train" or (words[1] == "doctor" and words[2].endswith(".yaml")):
         try:
             words = made_small(words, command, tiny)
         except InputError as error:

@@ -11,6 +11,7 @@ WIDER = {
     "test_layout.py": "where files lie",
     "test_calls.py": "how many arguments go by place",
     "test_overrides.py": "which methods are marked as overriding",
+    "test_first_mistakes.py": "what is said of a first hour's mistakes",
     "test_docs.py": "what the pages name",
     "test_docs_commands.py": "the commands that the pages show",
     "test_notebooks.py": "the code of the notebooks",

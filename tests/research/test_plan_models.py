@@ -19,7 +19,7 @@ def test_a_row_tells_each_phase_and_the_largest_calls():
 
 
 def test_the_page_has_every_config_and_each_fits_its_gpu():
-    page = (ROOT / "docs/start/model.md").read_text().splitlines()
+    page = (ROOT / "docs/research/configs.md").read_text().splitlines()
     for name in configs.names():
         (row,) = [line for line in page if line.startswith(f"| `{name}` | {plan_models.gpu_of(name)} GB | ")]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -28,7 +28,7 @@ def test_the_page_has_every_config_and_each_fits_its_gpu():
 
 
 def test_the_head_of_each_config_says_what_the_page_does():
-    page = (ROOT / "docs/start/model.md").read_text().splitlines()
+    page = (ROOT / "docs/research/configs.md").read_text().splitlines()
     for name in configs.names():
         (row,) = [line for line in page if line.startswith(f"| `{name}` | {plan_models.gpu_of(name)} GB | ")]
         sizes = [float(cell.split()[0]) for cell in row.split("|")[3:9] if cell.strip()]

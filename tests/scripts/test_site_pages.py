@@ -41,7 +41,7 @@ def site(tmp_path_factory):
 
 def test_every_page_of_the_repository_is_in_the_site(site):
     pages = {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in ROOT.glob("docs/**/*.md")}
-    pages |= {"index.html", "contributing.html", "source/flowgrpo/flow/methods/presets.py.html"}
+    pages |= {"index.html", "contributing.html", "source/rewards/served/server.py.html"}
     assert {page for page in pages if not (site / page).is_file()} == set()
 
 
@@ -51,7 +51,6 @@ def test_the_home_is_the_readme_with_its_links_turned(site):
     assert 'href="reference/presets.html"' in home
     assert 'src="figures/gallery.png"' in home
     assert 'href="contributing.html"' in home
-    assert "docs/reference/presets.md" in home  # as the text of the link
     assert 'href="docs/' not in home
 
 

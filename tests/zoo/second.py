@@ -48,17 +48,16 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "HeliosPipeline (picture)": {"num_frames": 5},
     "HunyuanVideoFramepackPipeline": {"num_frames": 5},
 }
-CHUNKS = "`num_frames` of more than one chunk: refused, because each chunk walks the schedule anew"
-UNNAMED = "guidance without a `negative_prompt`: refused; diffusers' own pipeline fails, too"
+CHUNKS = "`num_frames` of more than one chunk: refused, because each chunk runs the schedule again"
+UNNAMED = "guidance without a `negative_prompt`: refused; diffusers' own pipeline fails too"
 LIMITS: dict[str, str] = {
     "EasyAnimateInpaintPipeline": UNNAMED,
     "EasyAnimatePipeline": UNNAMED,
     "HeliosPipeline": CHUNKS,
     "HunyuanVideoFramepackPipeline": CHUNKS,
-    "LTXConditionPipeline": "a picture with an `image_cond_noise_scale` above 0, its default: refused, because a whole run "
+    "LTXConditionPipeline": "a picture with an `image_cond_noise_scale` above 0 (the default): refused, because a whole run "
     "draws noise for the picture before each step; set it to 0",
-    "ZImageOmniPipeline": "pictures decoded together differ from pictures decoded alone by the last bit of bfloat16, in "
-    "which its autoencoder computes",
+    "ZImageOmniPipeline": "pictures decoded together and alone differ by the last bit of bfloat16, its autoencoder's dtype",
 }
 
 

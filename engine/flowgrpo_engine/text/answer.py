@@ -77,7 +77,7 @@ def read(
     steps = about.get("step_maps")
     if not isinstance(steps, list):
         raise EngineError(
-            "sent no meta_info.step_maps, the step of each token; see docs/guides/engines.md for engines that do"
+            "sent no meta_info.step_maps, the step of each token; see docs/research/engines.md for engines that do"
         )
     try:
         step_maps.check(asked.name, tokens, steps, length=decoder.region.length, predictor=predictor)

@@ -13,7 +13,7 @@ The paths and fields are SGLang's (sgl-project/sglang, python/sglang/srt): `/gen
  - adapters: turned off with a warning (`handle_dllm_inference`, which sets `enable_lora` to False).
 
 So this is the smallest exchange that a patched engine, or a server with its own decoder, can answer:
-docs/guides/engines.md. Not tested against a real engine.
+docs/research/engines.md. Not tested against a real engine.
 """
 
 from __future__ import annotations

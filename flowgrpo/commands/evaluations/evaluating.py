@@ -61,7 +61,7 @@ def evaluate(
     batch_size: options.SampleBatch = 16,
     form: Format = "human",
 ) -> None:
-    """Sample the prompts of an evaluation set, score them, and write means by category with their errors, and a page."""
+    """Sample the prompts of an evaluation set, score the samples, and write a page with means and errors by category."""
     targets, overrides = split_words(words)
     models = [word for word in targets if not is_evaluation(Path(word))]
     if models and name is None:

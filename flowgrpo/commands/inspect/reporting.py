@@ -10,6 +10,7 @@ import typer
 from flowgrpo.commands import options
 from flowgrpo.commands.scores.serve import check_packages
 from flowgrpo.commands.terminal import Format, print_json, print_line, table_lines
+from flowgrpo.data import run_folders
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
@@ -30,7 +31,7 @@ def explain(
     out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
     form: Format = "human",
 ) -> None:
-    """Explain one sample: what other noise at each step would have given, what each decides, and what credit it got."""
+    """Explain one sample: how much each step's noise decides, what other noise would give, and each step's credit."""
     from flowgrpo.commands.inspect import explained
 
     told, page = explained.explain(run, out_file, prompt=prompt, seed=seed, step=step, redraws=redraws, chains=chains)
@@ -51,7 +52,7 @@ def report(
         Path | None, typer.Option("--out", metavar="FILE", help=".html or .md; by default RUN/report.html")
     ] = None,
 ) -> None:
-    """Write one page, or Markdown, of what a run was asked, what it cost and what came of it."""
+    """Write a report of a run, as a page or as Markdown: its config, its cost and its results."""
     _check(run, OF_RUN)
     file = run / "report.html" if out_file is None else out_file
     if file.suffix not in (".html", ".md"):
@@ -62,7 +63,7 @@ def report(
 
 
 def watch(run: Run, port: options.Port = 8200) -> None:
-    """Serve the report of a run that goes on, on this machine; the page refreshes itself."""
+    """Serve the report of a run on this machine while it trains; the page refreshes itself."""
     _check(run, (*OF_RUN, LOCK))
     check_packages("watch")
     from flowgrpo.commands.inspect.watch import watch as serve_page
@@ -77,7 +78,7 @@ def vote(
     ] = None,
     port: options.Port = 8300,
 ) -> None:
-    """Ask a person which of two samples is better, on a page of this machine; the reward `votes` learns from the file."""
+    """Ask a person which of two samples is better, on a local page; the reward `votes` learns from the answers."""
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder")
@@ -89,6 +90,8 @@ def vote(
 
 def _check(run: Path, files: tuple[str, ...]) -> None:
     if not run.is_dir():
-        raise InputError(f"{run}: there is no such folder")
+        raise InputError(f"{run}: there is no such folder{run_folders.hint(run)}")
     if not any((run / name).exists() for name in files):
-        raise InputError(f"{run}: it is not a run's folder, it has neither config.yaml nor metrics.jsonl")
+        raise InputError(
+            f"{run}: it is not a run's folder, it has neither config.yaml nor metrics.jsonl{run_folders.hint(run)}"
+        )

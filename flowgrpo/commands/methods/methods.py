@@ -27,7 +27,7 @@ LABEL = 12  # width of the labels in a description
 
 
 def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
-    """List the presets and the words of each axis, or describe those of a name or a paper, or with such an option."""
+    """List the presets and the words of each axis, or describe those that match a name, a paper or an option."""
     entries = catalogue.catalogue()
     if name is not None:
         asked = name.lower().replace("-", "_")

@@ -16,6 +16,7 @@ from flowgrpo.commands.page_parts.media import data_url, outline
 from flowgrpo.commands.page_parts.numbers import difference, number, share
 from flowgrpo.commands.page_parts.text import answer
 from flowgrpo.commands.page_parts.totals import Totals
+from flowgrpo.data import run_folders
 from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_files import read_manifest
 from rewards.files import suffixes
@@ -129,7 +130,9 @@ def read_cards(folder: Path, trained: Totals, folders: int = 1) -> dict[Key, Car
             raise InputError(f"{samples / 'manifest.jsonl'}: there is no file {samples / line['file']}")
     shown = _select_lines(samples, lines, folders)
     if not shown and not is_run:  # a run without samples still has its curve
-        raise InputError(f"{folder}: there are no samples to show, it has no manifest.jsonl with lines")
+        raise InputError(
+            f"{folder}: there are no samples to show, it has no manifest.jsonl with lines{run_folders.hint(folder)}"
+        )
     totals = [total for line in lines if (total := trained.total(line["rewards"])) is not None]
     bounds = min(totals, default=0.0), max(totals, default=0.0)
     by_key: defaultdict[Key, list[dict[str, Any]]] = defaultdict(list)

@@ -25,7 +25,8 @@ def explain_key(settings: Strict, key: str) -> list[tuple[str, str]]:
         lines.append(("default", to_yaml(entry.default)))
     lines.append(("here", to_yaml(entry.value)))
     lines += [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
-    return [*lines, *(("used in", place) for place in find_uses(key, entry.home))]
+    other = "flowgrpo/mdlm/" if getattr(settings, "kind", None) == "flow" else "flowgrpo/flow/"
+    return [*lines, *(("used in", place) for place in find_uses(key, entry.home) if not place.startswith(other))]
 
 
 def find_uses(key: str, home: str = "") -> list[str]:

@@ -159,6 +159,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     folder = settings.run.folder
     launch.check_environment(os.environ)
     launch.check_alone(os.environ)
+    launch.check_usable(os.environ)
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name)
@@ -317,13 +318,15 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         if not same and not key.startswith(MAY_DIFFER):
             raise InputError(
                 f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
-                "a run goes on as it began"
+                "a run goes on as it began, so take another run.name for another run"
             )
     gallery.check_readable(folder)
     resume.check_checkpoints(folder)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(values, list) and any(isinstance(value, dict) for value in values):
+        values = {str(place): value for place, value in enumerate(values)}
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {k: v for name, inner in values.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}

@@ -14,6 +14,7 @@ from flowgrpo.flow import setup
 from flowgrpo.flow.config import Config, Model
 from flowgrpo.flow.model import initial_lora
 from flowgrpo.flow.pipeline.adapter_steps import enable
+from flowgrpo.flow.pipeline.call_arguments import check_call
 from flowgrpo.flow.pipeline.inputs.modality import frame_rate, sampling_rate
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
@@ -106,6 +107,7 @@ def load_policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
     """Load a model and its adapter, and encode the rows' prompts; errors are those of `sampler`."""
     model = model_section(use)
     setup.check_model(model)
+    check_call(load.pipeline_class(use.path), use.call or {})
     with lora_files.named("--adapter"):
         begun = initial_lora.adapters(model)
     if use.adapter_steps is not None:

@@ -111,7 +111,8 @@ def check_call(pipeline: type, call: dict[str, Any], key: str = "model.call") ->
             raise InputError(f"{key}.{name}: set by flowgrpo itself, remove it")
         if name not in known:
             choices = [k for k in known if k not in RESERVED and k != "self"]
-            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {nearest(name, choices)}")
+            near = nearest(name.rpartition(".")[2], choices)
+            raise InputError(f"{key}.{name}: {pipeline.__name__} has no such argument, {near}")
     for name, value in call.items():
         default = known[name].default
         numeric = isinstance(default, int | float) and not isinstance(default, bool) and name != "num_inference_steps"

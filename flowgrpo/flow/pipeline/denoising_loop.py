@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,14 @@ from samplers.kernels import State
 from samplers.scheduler import FlowSDEScheduler, StepRecord
 
 LOGGER = logging.getLogger(__name__)
+
+
+def flow_scheduler(pipeline: str, config: Mapping[str, Any]) -> FlowSDEScheduler:
+    """Return the scheduler that replaces the one of this config; raise InputError if that one is not for a flow."""
+    try:
+        return FlowSDEScheduler.from_config(config, kernel="ode")
+    except ValueError as error:
+        raise InputError(f"model.path: {pipeline} cannot be trained here: {error}") from None
 
 
 class DenoisingLoop:
@@ -64,10 +72,7 @@ class DenoisingLoop:
     ):
         self.pipe, self.autocast = pipe, autocast
         self.stock_scheduler = pipe.scheduler
-        try:
-            self.scheduler = FlowSDEScheduler.from_config(pipe.scheduler.config, kernel="ode")
-        except ValueError as error:
-            raise InputError(f"model.path: {type(pipe).__name__} cannot be trained here: {error}") from None
+        self.scheduler = flow_scheduler(type(pipe).__name__, pipe.scheduler.config)
         pipe.scheduler = self.scheduler
         strength.follow(pipe, self.scheduler)
         pipe.set_progress_bar_config(disable=True)

@@ -236,7 +236,7 @@ def _suspects(walk: DenoisingLoop) -> Iterator[tuple[str, float | None, str, str
     defaults = {k: p.default for k, p in inspect.signature(type(walk.pipe).__call__).parameters.items()} | walk.call
     numbers = {k: v for k, v in defaults.items() if isinstance(v, float) and v}
     for argument in sorted(numbers, key=lambda k: abs(numbers[k])):
-        yield argument, 0.0, "changes its steps by it as they go on", "set it to 0"
+        yield argument, 0.0, "treats some steps differently because of it", "set it to 0"
 
 
 def _decodes_by_landing(

@@ -24,7 +24,7 @@ else:
 
 KEY, VARIANT = "model.path", "model.variant"
 SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of single-file models
-REMEDY = "to train a network alone, save it into its pipeline: docs/reference/config.md, Full weights that you have"
+REMEDY = "to train a network alone, save it into its pipeline: docs/guides/adapters.md, Full weights that you have"
 BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of other files that are read
 WITHOUT = re.compile("Tokenizer|Processor|Extractor|Scheduler|Guidance")  # class names without weights
 STEM = r"(?P<stem>diffusion_pytorch_model|pytorch_model|model)"
@@ -109,7 +109,9 @@ def _choose_layout(variant: str | None, layouts: Mapping[tuple[str, str], Mappin
 
 
 def refuse_file(path: str, remedy: str = REMEDY) -> None:
-    """Raise InputError if a model's path is a file, or the name of a missing file; `remedy` ends the message."""
+    """Raise InputError if a model's path is a file or a missing file's name; `remedy` ends the message about weights."""
+    if Path(path).suffix in (".yaml", ".yml") and not Path(path).is_dir():
+        raise InputError(f"{KEY}: {path} is a config, not a model; give the model that it names")
     if Path(path).is_file():
         raise InputError(f"{KEY}: {path} is a file, not a model's folder; {remedy}")
     if path.endswith(SINGLE) and not Path(path).is_dir():

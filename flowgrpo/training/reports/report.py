@@ -116,7 +116,7 @@ class Report:
     def _show(self, line: dict[str, Any]) -> None:
         step = line["step"]
         if line["phase"] == "eval":
-            self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}")
+            self.display.print(f"step {step}: held-out reward {_number(line['reward/mean'])}{_each_reward(line)}")
             if step == self._first == self.newest:
                 self._estimate_end(line)
             return
@@ -176,6 +176,13 @@ class _TerminalHandler(logging.Handler):
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
+
+
+def _each_reward(line: dict[str, Any]) -> str:
+    """Return the mean of each reward of an evaluation, watched ones too; an empty text if there is only one reward."""
+    keys = [key for key in line if key.startswith("reward/") and key.endswith("/mean") and key != "reward/mean"]
+    means = [f"{key.removeprefix('reward/').removesuffix('/mean')} {_number(line[key])}" for key in keys]
+    return f" ({', '.join(means)})" if len(means) > 1 else ""
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:

@@ -231,10 +231,12 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
         ]
         for part in (uses, eval_uses)
     ]
-    names = [reward.name for part in loaded for reward in part]
-    for name in names:
-        if names.count(name) > 1:
-            raise RewardError(f"two rewards are named {name!r}: give one of them another name, {{use: ..., name: ...}}")
+    trained, watched = ([reward.name for reward in part] for part in loaded)
+    for name in trained + watched:
+        if (trained + watched).count(name) > 1:
+            where = ", one in rewards and one in eval_rewards" if name in trained and name in watched else ""
+            named = f"two rewards are named {name!r}{where}"
+            raise RewardError(f"{named}: leave one out, or give it another name, {{use: ..., name: ...}}")
     return loaded[0], loaded[1]
 
 

@@ -107,7 +107,7 @@ def test_one_that_ends_too_early_needs_its_end():
         ({"id": "t-0-1-3"}, "sent the completion 't-0-1-3' where 't-0-1-2' was asked for"),
         ({"prompt_tokens": 4}, "completed a prompt of 4 tokens, where t-0-1-2 has 3"),
         ({"prompt_tokens": None}, "completed a prompt of None tokens"),
-        ({"step_maps": None}, "sent no meta_info.step_maps, the step of each token; see docs/guides/engines.md"),
+        ({"step_maps": None}, "sent no meta_info.step_maps, the step of each token; see docs/research/engines.md"),
     ],
 )
 def test_one_of_another_prompt_or_without_steps_is_one_sentence(more, why):

@@ -310,7 +310,7 @@ def test_the_correction_multiplies_the_gradient_and_its_mean_does_not_divide_by_
 
 def test_the_server_of_the_page_rolls_out_for_a_run(serving, monkeypatch):
     """All of it but its last line, which serves it at a port that may be taken."""
-    page = (Path(__file__).parents[3] / "docs/guides/engines.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/research/engines.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "HTTPServer" in block)
     *lines, last = code.strip().splitlines()
     assert last.startswith("HTTPServer(")

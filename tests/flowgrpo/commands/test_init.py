@@ -44,6 +44,10 @@ def test_a_config_is_written_once_and_named(printed, refused):
         (["init", "--out", "a.yaml"], "--out: say which config to write"),
         (["plan", "flux1-dve"], "flux1-dve: no such config file and no built-in config of that name, did you mean"),
         (["init", "flux1-dev", "--out", "/proc/none/a.yaml"], "--out"),
+        (
+            ["train", "shapes"],
+            "shapes: no such config file; shapes is a model, which a config names: model: {path: shapes}",
+        ),
         (["train", "d"], "d: no such config file and no built-in config"),  # a word, or more, and not a letter
         (["init", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),
         (["train", "sd35-"], "'sd35-' is short for several built-in configs: sd35-large, sd35-medium"),

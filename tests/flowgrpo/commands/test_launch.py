@@ -15,6 +15,7 @@ from runs import background, interpreter, metrics, weights
 
 from flowgrpo.cli import main
 from flowgrpo.commands import launch
+from flowgrpo.errors import InputError
 from flowgrpo.training.reports.tree_store import TreeFolder
 
 ROOT = Path(__file__).parents[3]
@@ -64,6 +65,15 @@ def test_processes_that_have_a_gpu_each_or_none_may_start(monkeypatch, gpus, cpu
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     monkeypatch.setenv("ACCELERATE_USE_CPU", cpu)
     launch.check_gpus(2)
+
+
+@pytest.mark.parametrize("environment", [{"CUDA_VISIBLE_DEVICES": ""}, {"ACCELERATE_USE_CPU": "true"}])
+def test_a_gpu_that_pytorch_cannot_use_may_be_hidden(monkeypatch, environment):
+    monkeypatch.setattr(launch, "GPU", ROOT)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    launch.check_usable(environment)
+    with pytest.raises(InputError, match="cannot use the GPU of this machine"):
+        launch.check_usable({})
 
 
 def test_what_accelerate_launch_sets_for_nothing_is_let_through():

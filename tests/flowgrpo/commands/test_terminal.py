@@ -78,3 +78,19 @@ def test_a_line_that_was_cut_off_is_told_in_one(tmp_path):
     with pytest.warns(UserWarning, match="cut off") as told:
         assert tables.log(folder / "metrics.jsonl") == []
     assert one_line(str(told[0].message)) == str(told[0].message)
+
+
+def test_the_evaluation_of_several_rewards_shows_each(tmp_path, capsys):
+    line = {
+        "step": 3,
+        "phase": "eval",
+        "reward/mean": 0.5,
+        "reward/std": 0.1,
+        "reward/count": 4,
+        "reward/warm/mean": 0.5,
+    }
+    with Report(tmp_path, Accelerator(cpu=True), 4) as report:
+        report.write(line)
+        report.write({**line, "reward/shapes/mean": None})
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["step 3: held-out reward 0.500", "step 3: held-out reward 0.500 (warm 0.500, shapes none)"]

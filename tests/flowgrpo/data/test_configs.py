@@ -1,6 +1,7 @@
 """Every built-in config for a real model, trained for two iterations on a tiny model of the same classes."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -46,7 +47,8 @@ ALIKE = {"dream-7b": "llada-8b", "llada-1.5": "llada-8b", "sd35-large": "sd35-me
 # In a plain run: adapters of int8 weights and of two networks, a shared start and pictures to edit, drafts, texts by a
 # threshold. The others go the ways of these or of other tests.
 PLAIN = ("flux1-24gb", "flux2-klein-4b", "llada2-mini", "sana", "wan22-14b")
-PAGE = Path(__file__).parents[3] / "docs/start/model.md"
+PAGE = Path(__file__).parents[3] / "docs/research/configs.md"
+HUB_ID = re.compile(r"(?<![\w/])(?!data/|diffusers/)[A-Za-z][\w.-]*/[\w.-]*\w")
 # A verifiable reward of the same kind of sample: the config's own needs weights from the hub, or letters that can be read.
 STAND_IN = dict.fromkeys(("geneval", "pickscore", "clip_score", "ocr", "shapes"), "jpeg_size")
 STAND_IN |= {"video_ocr": "motion", "clap": "loudness"}
@@ -195,6 +197,14 @@ def test_what_is_trained_in_place_of_another_has_its_algorithm(name):
     assert one.eval.call == other.eval.call if hasattr(one.eval, "call") else one.eval.decoder == other.eval.decoder
 
 
+def test_the_page_of_models_has_each_config_beside_its_gpu():
+    page = (PAGE.parents[1] / "start/model.md").read_text()
+    for name in configs.names():
+        gpu = configs.head(name)["GPU"].removeprefix("one of ").partition(":")[0]
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {gpu} | ")]
+        assert f"`{name}`" in row
+
+
 def test_every_config_is_trained_here_and_says_what_it_needs():
     assert sorted([*FLOW, *TEXT]) == configs.names()
     for name in configs.names():
@@ -205,6 +215,8 @@ def test_every_config_is_trained_here_and_says_what_it_needs():
         assert settings.run.name == name
         assert settings.model.path in said["Hub"]
         page = PAGE.read_text()
-        assert f"| `{name}` | {said['about']} | {said['GPU']} | {said['Hub']} |" in page
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` | {said['about']} | ")]
+        assert set(HUB_ID.findall(said["Hub"])) == set(HUB_ID.findall(row.split(" | ")[2]))
+        assert ("gated" in said["Hub"], "[ocr]" in said["Hub"]) == ("gated" in row, "`ocr`" in row)
         (checked,) = [line for line in page.splitlines() if line.endswith(f"| {said['Checked']} |")]
         assert f"`{name}`" in checked

@@ -199,7 +199,7 @@ class LatentSlots:
             ):
                 return source, order
         raise InputError(
-            "model.path: what this pipeline's loop works on is not among the latents it prepares, so it cannot walk in steps"
+            "model.path: this pipeline's loop changes other latents than it prepares, so its steps cannot run one by one"
         )
 
     def _wrap(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # imported lazily: planning does without them
     from diffusers import DiffusionPipeline
     from safetensors import torch as safetensors_torch
 
+    from flowgrpo.flow.pipeline import denoising_loop
     from flowgrpo.flow.pipeline import policy as policies
     from flowgrpo.flow.pipeline.loading import weightless_networks
     from flowgrpo.flow.pipeline.networks import traits
@@ -52,6 +54,7 @@ else:
     safetensors_torch = lazy("safetensors.torch")
     transformers = lazy("transformers")
     weightless_networks = lazy("flowgrpo.flow.pipeline.loading.weightless_networks")
+    denoising_loop = lazy("flowgrpo.flow.pipeline.denoising_loop")
     policies = lazy("flowgrpo.flow.pipeline.policy")
     traits = lazy("flowgrpo.flow.pipeline.networks.traits")
 
@@ -161,9 +164,10 @@ def index_of(path: str) -> dict[str, Any]:
         raise InputError(f"model.path: {path} is a language model, set kind: mdlm")
     folder_files.refuse_file(source)
     if not Path(source).is_dir() and not re.fullmatch(HUB_ID, source):
+        beside = (str(index.parent) for index in Path(source).parent.glob("*/model_index.json"))
         raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, "
-            f"{nearest(path, embedded.names('flow'))}"
+            f"model.path: there is no folder {path!r} and no built-in model of that name (one of the hub is OWNER/NAME), "
+            f"{nearest(path, [*embedded.names('flow'), *beside])}"
         )
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
         folder_files.refuse_empty(Path(source))
@@ -246,6 +250,17 @@ def scheduler_config(path: str) -> dict[str, Any] | None:
         return written
     with one_sentence(path):
         return dict(diffusers.FlowMatchEulerDiscreteScheduler.load_config(source, subfolder="scheduler"))
+
+
+def check_process(path: str) -> None:
+    """Raise InputError if a model's scheduler predicts noise, not a flow; no weights are loaded."""
+    kind: Any = component_class(index_of(path).get("scheduler"))
+    default = None if kind is None else inspect.signature(kind.__init__).parameters.get("prediction_type")
+    if default is None:  # as of `FlowMatchEulerDiscreteScheduler`
+        return
+    with one_sentence(path):
+        predicts = kind.load_config(place_of(path), subfolder="scheduler").get("prediction_type", default.default)
+    denoising_loop.flow_scheduler(str(index_of(path)["_class_name"]), {"prediction_type": predicts})
 
 
 def absent_components(path: str) -> list[str]:

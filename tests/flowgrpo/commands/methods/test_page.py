@@ -20,7 +20,7 @@ SHAPES = config.validate({"model": {"path": "shapes"}})
 
 @pytest.mark.parametrize(
     ("wing", "pages"),
-    [(FLOW, ["reference/presets.md"]), (TEXTS, ["reference/texts.md", "research/texts.md"])],
+    [(FLOW, ["reference/presets.md", "research/papers.md"]), (TEXTS, ["reference/texts.md", "research/texts.md"])],
     ids=["flow", "texts"],
 )
 def test_the_tables_of_the_pages_are_those_of_the_code(wing, pages):

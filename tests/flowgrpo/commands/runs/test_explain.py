@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
-from flowgrpo.commands.runs.explain import find_uses, page
+from flowgrpo.commands.runs.explain import explain_key, find_uses, page
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -58,36 +58,17 @@ def test_the_page_of_keys_is_that_of_the_code():
     assert config.validate(written) == config.validate({**SHAPES, "rewards": ["shapes"]})
 
 
-def rows_of_options(name):
-    """The table of options of a page: of each axis all that its rows say of words and options."""
-    rows, axis = {}, None
-    for new, words in re.findall(
-        r"^\| (?:`(\w+)`)? ?\| ((?:`\w+`|all|both|any)? ?\|.*)\|$", (DOCS / name).read_text(), re.MULTILINE
-    ):
-        axis = new or axis
-        rows[axis] = rows.get(axis, "") + words
-    return rows
-
-
 def options(choices):
     """The options of some choices, those of their sections too."""
     return {key for choice in choices.values() for model in sections(choice) for key in model.model_fields} - {"name"}
 
 
-def unsaid(words, row):
-    """Those of some words that a row does not have."""
-    return {word for word in words if not re.search(rf"\b{word}\b", row)}
-
-
-def test_the_tables_of_options_have_every_option():
-    rows = rows_of_options("reference/config.md")
-    for axis, choices in CHOICES.items():
-        assert not unsaid(options(choices), rows[axis]), axis
-    rows = rows_of_options("reference/texts.md")
-    for axis, choices in TEXT_CHOICES.items():
-        assert "as for flows" in rows[axis] if axis == "baseline" else not unsaid(options(choices), rows[axis]), axis
-    for word, choices in WORDS.items():
-        assert not unsaid({*choices, *options(choices)}, rows["decoder"]), word
+def test_the_table_of_the_parts_of_a_decoder_has_every_word_and_option():
+    page = (DOCS / "reference/texts.md").read_text()
+    rows = "".join(line for line in page.partition("## Options")[2].splitlines(keepends=True) if line.startswith("|"))
+    for part, choices in WORDS.items():
+        for word in {*choices, *options(choices)}:
+            assert re.search(rf"\b{word}\b", rows), f"{part}: {word}"
 
 
 def test_a_key_is_explained():
@@ -116,6 +97,15 @@ def test_a_key_is_explained():
 def test_no_such_key(key, sentence):
     with pytest.raises(InputError, match="^" + re.escape(sentence)):
         explain(config.validate(SHAPES), key)
+
+
+def test_a_key_is_used_in_the_files_of_its_own_kind():
+    for settings, other in ((SHAPES, "flowgrpo/mdlm/"), (DIGITS, "flowgrpo/flow/")):
+        places = [
+            place for label, place in explain_key(config.validate(settings), "algorithm.tree") if label == "used in"
+        ]
+        assert places
+        assert not [place for place in places if place.startswith(other)]
 
 
 def test_where_a_key_is_used():

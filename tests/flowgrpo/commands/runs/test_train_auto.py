@@ -118,13 +118,11 @@ def test_a_finished_run_has_its_policy_for_python(trained):
 def test_what_a_run_is_refused_for_auto_is_refused_for(trained, unloaded, refused, asked):
     (trained / "runs" / "other").mkdir()
     (trained / "runs" / "other" / "holiday.png").touch()
+    new = "a run goes on as it began, so take another run.name for another run"
     for option, said in (
         ("run.name=other", "runs/other is not the folder of a run, it holds no config.yaml; take another run.name"),
-        (
-            "train.learning_rate=0.5",
-            "train.learning_rate was 0.01 in runs/t and is 0.5 now; a run goes on as it began",
-        ),
-        ("run.seed=5", "run.seed was 0 in runs/t and is 5 now; a run goes on as it began"),
+        ("train.learning_rate=0.5", f"train.learning_rate was 0.01 in runs/t and is 0.5 now; {new}"),
+        ("run.seed=5", f"run.seed was 0 in runs/t and is 5 now; {new}"),
     ):
         assert refused("train", "tiny.yaml", f"run.resume={asked}", option) == f"run.resume: {said}"
 

@@ -236,9 +236,9 @@ def test_a_network_alone_is_saved_into_its_pipeline_as_the_page_says(tmp_path, m
     for path, said in (("alone", of_a_network), ("tuned.safetensors", of_a_file)):
         told = refused("plan", "flux.yaml", f"model.path={path}")
         assert said in told
-        assert "docs/reference/config.md, Full weights that you have" in told
-    page = (Path(__file__).parents[4] / "docs/reference/config.md").read_text()
-    code = page.split("### Full weights that you have")[1].split("```python\n")[1].split("```")[0]
+        assert "docs/guides/adapters.md, Full weights that you have" in told
+    page = (Path(__file__).parents[4] / "docs/guides/adapters.md").read_text()
+    code = page.split("## Full weights that you have")[1].split("```python\n")[1].split("```")[0]
     exec(code.replace("black-forest-labs/FLUX.1-dev", "model"), {})
     tuned = load_file("tuned/transformer/diffusion_pytorch_model.safetensors")
     assert torch.equal(tuned["x_embedder.weight"], pipe.transformer.x_embedder.weight.to(torch.bfloat16))

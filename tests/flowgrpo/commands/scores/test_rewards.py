@@ -30,6 +30,6 @@ def test_the_table_of_the_page_is_that_of_the_rewards():
         f"docs/reference/rewards.md: put flowgrpo.commands.scores.page.table there:\n{written}"
     )
     assert (
-        "| `pickscore` | preference (PickScore) | image, prompt | yuvalkirstain/PickScore_v1, 3.9 GB; none found"
+        "| `pickscore` | preference (PickScore) | image, prompt | yuvalkirstain/PickScore_v1, 3.9 GB; no licence found"
         in written
     )

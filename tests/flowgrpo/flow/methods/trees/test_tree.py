@@ -1,4 +1,4 @@
-"""The worked example of docs/reference/presets.md as a reader follows it, and what is said of trees that cannot work."""
+"""The worked example of docs/guides/add_a_method.md as a reader follows it, and what is said of trees that cannot work."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from samplers.kernels import Kernel
 
 pytestmark = pytest.mark.usefixtures("kept_trials")
 ROOT = Path(__file__).parents[5]
-PAGE = (ROOT / "docs/reference/presets.md").read_text().partition("## Add a method")[2]
+PAGE = (ROOT / "docs/guides/add_a_method.md").read_text().partition("## If the tree is new")[2]
 BLOCKS = dict(re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 PICTURE = re.findall(r"^    (.*)$", re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
 

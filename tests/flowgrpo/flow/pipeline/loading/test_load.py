@@ -86,7 +86,7 @@ DEEP = "[" * 100_000
         (PATH, "model_index.json", "[]", "its model_index.json is not a map with the name of a class"),
         (PATH, "model_index.json", '{"_class_name": 5}', "its model_index.json is not a map with the name of a class"),
         (PATH, "model_index.json", r'{"_class_name": "\ud800"}', r"m/model_index.json: the text '\ud800' has half a"),
-        (PATH, "model_index.json", '{"_class_name": "../os"}', "could not be loaded from its folder (AttributeError"),
+        (PATH, "model_index.json", '{"_class_name": "../os"}', "has no pipeline class '../os', which ./m asks for"),
         (PATH, "transformer/config.json", DEEP, "could not be loaded from its folder (RecursionError"),
         (PATH, "tokenizer/tokenizer_config.json", "[]", "could not be loaded from its folder (TypeError"),
         (DIGITS, "config.json", DEEP, "m/config.json: lists and maps are nested deeper than 64"),
