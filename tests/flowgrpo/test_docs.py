@@ -55,6 +55,11 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors, f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.name)
+def test_a_link_to_a_page_says_its_subject(page):
+    assert re.findall(r"\[[a-z_/]+\.md\]\(", page.read_text()) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page):
     missing = [name for name in FILE.findall(page.read_text()) if not list(ROOT.glob(name))]
