@@ -68,7 +68,6 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
         "| task | calls | classes |": grouped(certified),
         "| class | task | reason |": [[name_of(r), r["task"], reason(r)] for r in rows if not r["certified"]],
         "| class | refused or different |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
-        "| class | why |": [[f"`{name}`", trait.why] for name, trait in TRAITS.items()],
     }
     text = re.sub(
         r"(?m)^\d+ pipeline classes of diffusers \S+",
