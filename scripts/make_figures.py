@@ -7,8 +7,8 @@ presets. Curves come from docs/research/league.json, which `research/compare_met
 has colours for a light and for a dark page.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,9 @@ def draw_league(curves: Mapping[str, Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Write all figures."""
-    out = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs" / "figures"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "figures", metavar="FOLDER")
+    out = parser.parse_args().folder
     league = json.loads((ROOT / "docs/research/league.json").read_text())
     for name, figure in {"loop": draw_loop(), "trees_kinds": draw_trees(), "league": draw_league(league)}.items():
         (out / f"{name}.svg").write_text(figure)
