@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from samplers.kernels import State
 
 TREES = ("chain", "window", "brush", "twigs")
+SOURCES = {"search": ("search", "teacher"), "width": ("search", "teacher"), "column": ("data",)}  # that read an option
 
 
 class NoHints(Choice):
@@ -67,6 +68,11 @@ class Noised(Choice):
         low, high = self.ladder
         if low > high:
             raise InputError(f"algorithm.hints.ladder: {low} is above {high}, write the least first")
+        for key, sources in SOURCES.items():
+            if self.source not in sources and getattr(self, key) != type(self).model_fields[key].default:
+                raise InputError(
+                    f"algorithm.hints.{key}: source {self.source} does not read it, take source {' or '.join(sources)}"
+                )
         return self
 
 

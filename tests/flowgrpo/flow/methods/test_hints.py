@@ -99,6 +99,14 @@ NOISED = {"algorithm__hints": "noised"}
             {"algorithm__hints": {"name": "noised", "ladder": [0.9, 0.2]}},
             "algorithm.hints.ladder: 0.9 is above 0.2, write the least first",
         ),
+        (
+            {"algorithm__hints": {"name": "noised", "width": 4}},
+            "algorithm.hints.width: source winner does not read it, take source search or teacher",
+        ),
+        (
+            {"algorithm__hints": {"name": "noised", "source": "search", "column": "good"}},
+            "algorithm.hints.column: source search does not read it, take source data",
+        ),
         ({"rewards": ["shapes", "jpeg_size"]}, "algorithm.hints.reward: name the one of shapes, jpeg_size by which"),
         ({"train__draft": {}}, "train.draft: it chooses the starts of a group; take null, or algorithm.hints=none"),
         ({"run__staleness": 1}, "run.staleness: hints follow the last iteration's rewards; take 0"),
