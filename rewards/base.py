@@ -170,7 +170,7 @@ class Reward:
                 raise TypeError
             entries = iter(returned)
         except TypeError:
-            kind = type(returned).__name__
+            kind = "one number" if hasattr(returned, "__float__") else type(returned).__name__
             raise RewardError(f"{self} returned {kind}, not a list of {size} floats") from None
         return list(entries)  # outside the try: a generator's TypeError is the plug-in's own
 

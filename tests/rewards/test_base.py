@@ -135,7 +135,7 @@ def test_a_file_without_a_reward_says_what_it_has(mine, text, said):
 
 
 @pytest.mark.parametrize(("returned", "said"), [
-    ("[1.0]", "returned 1 values for 2 samples"), ("3.0", "returned float, not a list of 2 floats"),
+    ("[1.0]", "returned 1 values for 2 samples"), ("3.0", "returned one number, not a list of 2 floats"),
     ("['x', 'y']", "returned str for sample 0"), ("['1', '2']", "returned str for sample 0"),
     ("[1.0, b'2']", "returned bytes for sample 1"), ("'12'", "returned str, not a list of 2 floats"),
     ("b'12'", "returned bytes, not a list of 2 floats"),

@@ -32,6 +32,12 @@ def check_sections(sections: Mapping[str, Any], kind: type[RunConfig]) -> None:
             raise InputError(f"{key}: there is no such section, {hint}")
 
 
+def uses_of(rewards: Any) -> list[dict[str, Any]]:
+    """Return the entries of `rewards` or `eval_rewards` in a config, for one reward or several."""
+    several = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
+    return [use_of(reward) for reward in several]
+
+
 def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, Any]:
     """Return the entry of `rewards` in a config for a name, a map of keys, or an object that is called.
 
@@ -53,7 +59,7 @@ def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, An
         if name:
             return {"use": f"{module}:{name}"}
     raise InputError(
-        f"rewards: {reward!r} has no name in a module or a notebook's cell, so a run cannot find it; write it as a function "
+        f"rewards: {getattr(reward, '__name__', reward)!r} has no name in a module or a notebook's cell, so a run cannot find it; write it as a function "
         "there, or assign it to a name"
     )
 

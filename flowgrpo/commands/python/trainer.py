@@ -56,7 +56,7 @@ class Trainer:
         eval_prompts: Prompts | None = None,
         preset: str | None = None,
         name: str = "notebook",
-        **sections: Mapping[str, Any],
+        **sections: Any,
     ):
         """Check a configuration; nothing is loaded.
 
@@ -70,15 +70,16 @@ class Trainer:
             eval_prompts: held out for evaluation; None evaluates on the prompts that are trained on.
             preset: a method, `algorithm.preset`.
             name: the run's, `run.name`.
-            sections: the sections of a config: `train={"iterations": 4}`, `model={"lora": {"rank": 8}}`.
+            sections: the sections of a config: `train={"iterations": 4}`, `model={"lora": {"rank": 8}}`. `eval_rewards`
+                takes what `rewards` takes.
 
         Raises InputError if something is wrong.
         """
         kind = detect_kind(str(pipeline)) if isinstance(pipeline, str | Path) else "flow"
         given.check_sections(sections, config.CONFIGS[kind]())
-        several = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
         run = {"name": name, **sections.get("run", {})}
-        written: dict[str, Any] = {**sections, "run": run, "rewards": [given.use_of(reward) for reward in several]}
+        uses = {"rewards": rewards, "eval_rewards": sections.get("eval_rewards", [])}
+        written: dict[str, Any] = {**sections, "run": run, **{key: given.uses_of(told) for key, told in uses.items()}}
         if preset is not None:
             written["algorithm"] = {"preset": preset, **sections.get("algorithm", {})}
         folder = Path(run.get("dir", "runs")) / run["name"]
@@ -128,11 +129,12 @@ class Trainer:
     def evaluate(self, samples: int = 1, *, batch_size: int = 16) -> dict[str, Any]:
         """Return means of the rewards with standard errors on all evaluation prompts, of the last checkpoint or the model.
 
-        `samples` is their number for each prompt. The samples, scores and a page are in NAME-evaluations beside the run's
+        The rewards are those of the run, then its `eval_rewards`; `mean` is the first one's. `samples` is their number for each prompt. The samples, scores and a page are in NAME-evaluations beside the run's
         folder; an evaluation that is done is not repeated.
         """
         settings, target = self.settings, self._target()
-        told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in settings.rewards]
+        both = [*settings.rewards, *settings.eval_rewards]
+        told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in both]
         uses = [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]
         request = read_request(
             settings.prompts.eval, by=None, uses=uses, samples=samples, limit=None, batch_size=batch_size

@@ -28,6 +28,11 @@ def redness(images, prompts):
     return (images[:, 0] - images[:, 1:].mean(1)).mean((1, 2)).tolist()
 
 
+def blueness(images, prompts):
+    """Mean blue, as a tensor."""
+    return images[:, 2].mean((1, 2))
+
+
 class Judge:
     """A reward that is an object."""
 
@@ -98,7 +103,7 @@ def test_a_config_file_gives_its_settings_and_is_kept(trainer, tmp_path, tiny_fo
 def test_a_function_a_list_of_prompts_and_all_that_follows(trainer, tmp_path, capsys, tiny_folder):
     prompts = ["a red circle", {"prompt": "a blue square", "colour": "blue"}]
     given = {"rewards": [redness, {"use": greenness, "weight": -0.5}], "prompts": prompts, "eval_prompts": None}
-    door = trainer(tiny_folder, **given, name="red", model=TINY)
+    door = trainer(tiny_folder, **given, eval_rewards=[blueness, "jpeg_size"], name="red", model=TINY)
     planned = door.plan()
     (source,) = {planned["config"]["prompts"][split] for split in ("train", "eval")}
     assert Path(source).parent == Path("runs/red-inputs")
@@ -109,8 +114,9 @@ def test_a_function_a_list_of_prompts_and_all_that_follows(trainer, tmp_path, ca
     assert "model evaluations" in capsys.readouterr().out
     before = door.evaluate()
     assert before["name"] == "step-000000"
+    assert list(before["rewards"]) == ["redness", "greenness", "blueness", "jpeg_size"]
     lines = door.train()
-    assert {"reward/redness/mean", "reward/greenness/mean"} <= lines[-1].keys()
+    assert {f"reward/{name}/mean" for name in before["rewards"]} <= lines[-1].keys()
     after = door.evaluate(samples=2)
     assert (after["name"], after["prompts"], after["samples"]) == ("step-000002", 2, 2)
     assert after["rewards"]["redness"]["mean"] != before["rewards"]["redness"]["mean"]
@@ -193,7 +199,7 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
     adapted.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
     own = Own(**tiny.sd3().components)
     for arguments, sentence in [
-        ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: <function .* has no name in a module"),
+        ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: '<lambda>' has no name in a module"),
         ({"rewards": [3]}, "^rewards: 3 is neither a name nor a map nor a function"),
         ({"prompts": []}, "^prompts: the list is empty"),
         ({"prompts": ["a", 3]}, r'^prompts: entry 1 is 3, take a text or a map such as {"prompt"'),
