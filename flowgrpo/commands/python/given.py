@@ -59,8 +59,8 @@ def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, An
         if name:
             return {"use": f"{module}:{name}"}
     raise InputError(
-        f"rewards: {getattr(reward, '__name__', reward)!r} has no name in a module or a notebook's cell, so a run cannot find it; write it as a function "
-        "there, or assign it to a name"
+        f"rewards: {getattr(reward, '__name__', reward)!r} has no name in a module or a notebook's cell, so a run cannot "
+        "find it; write it as a function there, or assign it to a name"
     )
 
 

@@ -129,8 +129,9 @@ class Trainer:
     def evaluate(self, samples: int = 1, *, batch_size: int = 16) -> dict[str, Any]:
         """Return means of the rewards with standard errors on all evaluation prompts, of the last checkpoint or the model.
 
-        The rewards are those of the run, then its `eval_rewards`; `mean` is the first one's. `samples` is their number for each prompt. The samples, scores and a page are in NAME-evaluations beside the run's
-        folder; an evaluation that is done is not repeated.
+        The rewards are those of the run and its `eval_rewards`; `mean` is the first one's. `samples` is the number of
+        samples of each prompt. The samples, scores and a page are in NAME-evaluations beside the run's folder; an evaluation
+        that is done is not repeated.
         """
         settings, target = self.settings, self._target()
         both = [*settings.rewards, *settings.eval_rewards]

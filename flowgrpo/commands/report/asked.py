@@ -37,7 +37,10 @@ def describe_settings(config: Mapping[str, Any]) -> Facts:
         ("iterations", str(train["iterations"])),
         ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {_count(train['updates'], 'update')}"),
         ("learning rate", f"{train['learning_rate']:g}, {train['optimizer']['name']}"),
-        ("held out", f"{evaluation['prompts']} prompts each {_count(evaluation['every'], 'iteration')}"),
+        (
+            "held out",
+            f"at most {_count(evaluation['prompts'], 'prompt')}, every {_count(evaluation['every'], 'iteration')}",
+        ),
         ("seeds", f"run {run['seed']}; held-out prompt i starts from seed i"),
     ]
     return [(label, text) for label, text in facts if text]

@@ -52,6 +52,4 @@ def verdict(metrics: Metrics, names: Sequence[str], times: int) -> Verdict:
     if len(evaluated) < 2:
         return Verdict(watched, alarms, "The watch compares evaluations, and there are not two yet.")
     row = "" if times == 1 else f" {times} evaluations in a row"
-    return Verdict(
-        watched, alarms, f"The watch does not warn: it does where one falls while the trained reward rises{row}."
-    )
+    return Verdict(watched, alarms, f"No warning: no watched reward fell while the trained reward rose{row}.")

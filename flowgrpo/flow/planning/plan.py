@@ -209,15 +209,19 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _format_spared(planned: dict[str, Any]) -> str:
-    """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none."""
-    if not planned["graphs"]:
+    """Return a text on the evaluations that kept graphs save (`flow.updates.rollout_graphs`); empty if none.
+
+    It is empty, too, if no graph fits the GPU of `--gpu-memory`.
+    """
+    room = planned["gpu"]["graphs"]["kept_rows"] if "gpu" in planned else None
+    if not planned["graphs"] or room == 0:
         return ""
     where = "" if planned["config"]["train"]["replay"] == "never" else "as far as memory allows, "
     evaluations = planned["model_evaluations"]
     passes = evaluations["rollout"] + evaluations["update"] + (BACKWARD - 1) * planned["with_gradient"]
     return (
-        f"; {planned['graphs']:,} of the update's are the rollout's own, with their graphs ({where}train.replay), and "
-        f"spare about {planned['graphs'] / passes:.0%} of the work"
+        f"; {planned['graphs']:,} of the update's reuse the rollout's graphs ({where}train.replay), which saves about "
+        f"{planned['graphs'] / passes:.0%} of the work"
     )
 
 

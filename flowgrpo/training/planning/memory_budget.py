@@ -173,14 +173,16 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
     if (graphs := found["graphs"])["rows"]:
         kept, rows = graphs["kept_rows"], graphs["rows"]
-        every = "" if kept == rows else f"; all {rows:,} would take {_gib(graphs['bytes'])}"
-        size = _gib(graphs["kept_bytes"])
-        yield f"train.replay: the rollout keeps graphs of {kept:,} rows for the first update, {size}{every}"
+        every = "" if kept == rows else f"; those of all {rows:,} rows would take {_gib(graphs['bytes'])}"
+        some = f"graphs of {kept:,} rows for the first update, {_gib(graphs['kept_bytes'])}"
+        yield f"train.replay: the rollout keeps {some if kept else 'no graphs for the first update'}{every}"
     for switch in found["switches"]:
         yield f"with {as_overrides(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
 
 
 def _most(largest: dict[str, int]) -> str:
+    if not any(largest.values()):
+        return "does not fit either"
     return ", ".join(f"{key} up to {rows}" for key, rows in largest.items())
 
 

@@ -124,7 +124,7 @@ def test_the_verdict_is_the_watch_s_own():
     ]
     calm = verdict(lines, ["watched"], 3)
     assert calm.alarms == []
-    assert calm.sentence.startswith("The watch does not warn")
+    assert calm.sentence.startswith("No warning: no watched reward fell")
     assert verdict(lines[:1], ["watched"], 3).sentence.startswith("The watch compares evaluations")
     assert verdict(lines, [], 3).sentence == NONE
 

@@ -250,3 +250,12 @@ def test_a_run_that_samples_guided_and_trains_unguided_costs_what_is_planned(wor
     assert line["cost/rollout_evaluations"] == planned["model_evaluations"]["rollout"]
     assert planned["model_evaluations"]["rollout"] == 2 * rows * planned["geometry"]["steps"]
     assert line["cost/update_evaluations"] == planned["model_evaluations"]["update"] == 2 * rows
+
+
+def test_a_plan_for_a_gpu_without_room_for_graphs_does_not_promise_them(capsys):
+    assert main(["plan", "flux1-24gb"]) == 0
+    assert "reuse the rollout's graphs" in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", "flux1-24gb", "--gpu-memory", "24"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "reuse the rollout's graphs" not in printed
+    assert "the rollout keeps no graphs for the first update; those of all 144 rows would take" in printed
