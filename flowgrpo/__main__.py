@@ -6,6 +6,7 @@ Ctrl-C ends the program with one line at any time: the signal handler is install
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from types import FrameType
@@ -37,6 +38,11 @@ def entry() -> NoReturn:
         from flowgrpo.cli import main
 
         status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_closed(sys.stdout.fileno()):  # of a worker or an engine
+            raise
+        os._exit(1)  # as for `flowgrpo | head`; a normal exit would try to write what is left
     except BaseException:
         if interrupts:  # other code may have turned KeyboardInterrupt into another error
             _end()
@@ -44,6 +50,13 @@ def entry() -> NoReturn:
     if interrupts and status == INTERRUPTED:
         _end("")
     sys.exit(status)
+
+
+def _is_closed(stream: int) -> bool:
+    """Return whether no process reads from a pipe any more."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _end(last_words: str = "flowgrpo: interrupted\n") -> NoReturn:

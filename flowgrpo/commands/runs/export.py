@@ -46,6 +46,15 @@ def export(
     if push_to_hub is not None:  # after all other checks, because it creates the repository
         push.open_repository(push_to_hub, private=private)
     done = exporter.export(settings, run, folder, out, comfyui=comfyui)
+    _share(done.folder)
     if push_to_hub is not None:
         done = replace(done, url=push.upload(done.folder, push_to_hub, f"{settings.run.name}, step {done.step}"))
     return done
+
+
+def _share(folder: Path) -> None:
+    """Give all files the mode of the card, as the user's umask sets it; safetensors lets only their owner read its files."""
+    mode = (folder / "README.md").stat().st_mode & 0o777
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)

@@ -35,6 +35,9 @@ def test_an_export_loads_into_a_fresh_stock_pipeline(workplace, finished, tiny_m
     last = [json.loads(line) for line in (workplace / "runs/t/samples/manifest.jsonl").read_text().splitlines()][-2]
     assert (last["prompt"], last["seed"], last["step"]) == ("a red circle", 0, 2)
     assert image[0].mean().item() == pytest.approx(last["rewards"]["redness"], abs=1e-6)
+    assert {file.stat().st_mode for file in (workplace / "out").rglob("*.*") if file.is_file()} == {
+        (workplace / "out" / "README.md").stat().st_mode
+    }
     card = (workplace / "out" / "README.md").read_text()
     assert ("load_lora_weights" in card) is lora
     assert type(pipe.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
