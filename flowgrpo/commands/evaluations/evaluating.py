@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowgrpo import config
 from flowgrpo.commands import options
 from flowgrpo.commands.evaluations.results import is_evaluation
 from flowgrpo.commands.terminal import Format, out, print_json, print_line
 from flowgrpo.data.evaluation import sets
 from flowgrpo.errors import InputError
+from flowgrpo.training.run import run_folder
 from rewards.base import nearest
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ def evaluate(
     name: Annotated[
         str | None,
         typer.Option(
-            "--set", metavar="NAME", help=f"{', '.join(sets.SETS)}; or prompts of yours, as --prompts takes them"
+            "--set",
+            metavar="NAME",
+            help=f"{', '.join(sets.SETS)}; or prompts of yours, as --prompts takes them; by default a run's",
         ),
     ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option("--reward", metavar="REWARD", help="in place of the set's, as score takes them, once or more"),
+        typer.Option(
+            "--reward", metavar="REWARD", help="in place of the set's or the run's, as score takes them, once or more"
+        ),
     ] = None,
     by: Annotated[
         str | None, typer.Option("--by", metavar="COLUMN", help="of the prompts, that names categories")
@@ -64,6 +70,14 @@ def evaluate(
     """Sample the prompts of an evaluation set, score the samples, and write a page with means and errors by category."""
     targets, overrides = split_words(words)
     models = [word for word in targets if not is_evaluation(Path(word))]
+    begun = next((Path(word) for word in models if run_folder.is_begun(Path(word))), None)
+    if begun is not None and not reward and (name is None or sets.find_set(name) is None):
+        from flowgrpo.commands.evaluations.planning import uses_of_run
+
+        own = config.of_run(begun)
+        name, reward = name or own.prompts.eval, uses_of_run(own)
+    elif begun is not None and name is None:
+        name = config.of_run(begun).prompts.eval
     if models and name is None:
         raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
     if name is not None and sets.find_set(name) is None and not reward:
@@ -88,7 +102,7 @@ def evaluate(
     plans: list[Any] = [None] * len(found)
     if name is not None:
         request = read_request(name, by=by, uses=reward or [], samples=samples, limit=limit, batch_size=batch_size)
-        place = FOLDER / Path(name).name.replace(":", "-")
+        place = FOLDER / (Path(name).stem if Path(name).is_file() else Path(name).name.replace(":", "-"))
         folders = [out_folder or place / target.name for target in found]
         for folder in folders:
             if folders.count(folder) > 1:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flowgrpo.commands.evaluations.results import ASKED, Scored, read_asked
 from flowgrpo.commands.evaluations.targets import Target
 from flowgrpo.commands.scores.score import read_use
@@ -16,7 +18,7 @@ from flowgrpo.data import prompts
 from flowgrpo.data.evaluation.sets import QUESTIONS, EvaluationSet, find_set, own_set
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import RewardUse
+from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_manifest
@@ -63,6 +65,13 @@ def read_request(
     return Request(
         chosen=chosen, rewards=rewards, samples=samples or chosen.samples, limit=limit, batch_size=batch_size
     )
+
+
+def uses_of_run(settings: RunConfig) -> list[str]:
+    """Return the rewards of a run, then those that it only watches, as `read_request` takes them."""
+    uses = [*settings.rewards, *settings.eval_rewards]
+    told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in uses]
+    return [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from flowgrpo import config
 from flowgrpo.commands.evaluations.evaluation import evaluate, summary
 from flowgrpo.commands.evaluations.page import write_page
-from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request
+from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request, uses_of_run
 from flowgrpo.commands.evaluations.targets import Target
 from flowgrpo.commands.model_kinds import detect_kind
 from flowgrpo.commands.python import given
@@ -134,11 +133,13 @@ class Trainer:
         that is done is not repeated.
         """
         settings, target = self.settings, self._target()
-        both = [*settings.rewards, *settings.eval_rewards]
-        told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in both]
-        uses = [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]
         request = read_request(
-            settings.prompts.eval, by=None, uses=uses, samples=samples, limit=None, batch_size=batch_size
+            settings.prompts.eval,
+            by=None,
+            uses=uses_of_run(settings),
+            samples=samples,
+            limit=None,
+            batch_size=batch_size,
         )
         folder = self.folder.with_name(f"{self.folder.name}-evaluations") / target.name
         results = evaluate(plan_evaluation(request, target, folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from flowgrpo.errors import InputError
@@ -223,6 +224,8 @@ def find_set(name: str) -> EvaluationSet | None:
 
 def own_set(source: str, by: str | None, rewards: Sequence[Mapping[str, Any]]) -> EvaluationSet:
     """Return a set of the user's own; raise InputError if no reward is named."""
+    if not rewards and Path(source).is_file():
+        raise InputError(f"--reward: name a reward for the prompts of {source}")
     if not rewards:
         hint = nearest(source, SETS)
         hint += "" if hint.endswith("?") else "; to score prompts of your own, name --reward"

@@ -14,6 +14,7 @@ from PIL import Image
 from planted_run import written
 from runs import CALL
 
+from flowgrpo import config
 from flowgrpo.cli import main
 
 OVERRIDES = [f"model.call.{key}={value}" for key, value in CALL.items()]
@@ -71,8 +72,8 @@ def test_a_run_and_its_model_are_compared_in_pairs(own, tiny_model, printed):
     gains = [b - a for a, b in zip(*values, strict=True)]
     (change,) = found["differences"]
     assert (change["mean"], change["error"]) == pytest.approx((mean(gains), stdev(gains) / 2))
-    assert change["to"] == after["folder"] == "evaluations/set.jsonl/t-step-000002"
-    assert found["page"] == "evaluations/set.jsonl/sd3/compare.html"
+    assert change["to"] == after["folder"] == "evaluations/set/t-step-000002"
+    assert found["page"] == "evaluations/set/sd3/compare.html"
     for one, step in ((before, "000000"), (after, "000002")):  # the samples that the run itself was evaluated by
         assert Path(one["folder"], "0000.png").read_bytes() == Path(f"runs/t/samples/step-{step}/0000.png").read_bytes()
     again = printed("evaluate", before["folder"], after["folder"])
@@ -161,6 +162,19 @@ def test_further_rewards_and_other_categories_take_the_samples_that_are_there(ow
     )
     said = refused(*words, REDNESS, "model.call.num_inference_steps=2")
     assert "of which model differs" in said
+
+
+def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
+    words, form = ["evaluate", "runs/t"], ("--format", "json")
+    found = printed(*words, *form)
+    assert (found["set"], list(found["rewards"])) == (config.of_run(Path("runs/t")).prompts.eval, ["redness"])
+    ours = printed(*words, "--set", "set.jsonl", "--out", "e", *form)
+    assert (ours["set"], ours["n"], list(ours["rewards"])) == ("set.jsonl", 4, ["redness"])
+    other = printed(*words, "--reward", "jpeg_size", "--out", "f", *form)
+    assert (other["set"], list(other["rewards"])) == (found["set"], ["jpeg_size"])
+    assert refused("evaluate", "shapes", "--set", "set.jsonl").strip() == (
+        "flowgrpo: --reward: name a reward for the prompts of set.jsonl"
+    )
 
 
 def ask_yes(request):
