@@ -173,7 +173,7 @@ def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
     other = printed(*words, "--reward", "jpeg_size", "--out", "f", *form)
     assert (other["set"], list(other["rewards"])) == (found["set"], ["jpeg_size"])
     assert refused("evaluate", "shapes", "--set", "set.jsonl").strip() == (
-        "flowgrpo: --reward: name a reward for the prompts of set.jsonl"
+        "--reward: name a reward for the prompts of set.jsonl"
     )
 
 
