@@ -4,6 +4,7 @@ PARALLEL := -n 2 --dist loadfile
 .PHONY: demo test test-research test-all test-gpu test-lowest docs oracle mutants lint dist constraints clean
 
 .venv/installed: pyproject.toml
+	@echo "installs 7 GB into .venv, silently for a minute or more"
 	test -x $(PY) || python3 -m venv .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check uv
 	$(PY) -m uv pip install --quiet --compile-bytecode --python $(PY) -e '.[test]' -e ./engine
