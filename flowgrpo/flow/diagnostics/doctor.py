@@ -307,7 +307,7 @@ def _drift_and_gradients(
     )
     reached = f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors"
     return [
-        Check("drift", exact, f"{largest:.1e}, right is at most {bound:g}", "" if exact else wrong_ratio),
+        Check("drift", exact, f"{largest:.1e}, at most {bound:g} is right", "" if exact else wrong_ratio),
         Check("gradients", learns, reached, "" if learns else unlearnt),
     ]
 
@@ -385,5 +385,8 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
     ok = gap <= moved / 10
     advice = "what export writes does not give the trained pipeline back; please report this class"
     return Check(
-        "lora_reload", ok, f"differs by {gap:.1e}, where training moved the sample by {moved:.1e}", "" if ok else advice
+        "lora_reload",
+        ok,
+        f"reloaded, the sample differs by {gap:.1e}; training moved it by {moved:.1e}",
+        "" if ok else advice,
     )

@@ -195,7 +195,7 @@ def measure(
         return Measured(check=Check("spectrum", True, f"too many rewards are lost to measure all steps ({cost})"))
     coarse, _ = shares_of(of_starts, thirds(steps), steps - 1)
     parts = ", ".join(f"{each.of} {each.share:.0%} ± {each.error:.0%}" for each in coarse)
-    summary = f"variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
+    summary = f"of the reward's variance {variance:.2g} by {kernels[0].name} {kernels[0].level:g}: {parts} ({cost})"
     table = [{"of": s.of, "share": s.share, "error": s.error} for s in shares]
     seconds = scores.seconds / len(tree.leaves)
     return Measured(check=Check("spectrum", True, summary, table=table), shares=shares, reward_seconds=seconds)

@@ -124,5 +124,5 @@ def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided
             f"to gain {advised.gain:.2f} times what chains with the usual draws gain"
         )
     if not advised.splits:
-        what += f", of which no split is seen to gain {OF_SPLITS:g} times as much"
-    return Check("tree", True, f"{what}; {advised.overrides}")
+        what += f" (no split is predicted to gain {OF_SPLITS:g} times as much)"
+    return Check("tree", True, f"{what}; set {advised.overrides}")
