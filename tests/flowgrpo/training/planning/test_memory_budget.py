@@ -71,7 +71,7 @@ def test_what_no_setting_helps_says_so():
     found = check_fit(made(), 7 * GIB)
     assert found["set"] is None
     assert not found["fits"]
-    assert "does not fit 7.0 GiB, whatever is set" in "\n".join(lines(found))
+    assert "does not fit 7.0 GiB with any setting that was tried" in "\n".join(lines(found))
 
 
 def test_what_changes_the_learning_is_advised_when_no_switch_is_enough():
