@@ -43,7 +43,7 @@ def evaluate(
         typer.Option(
             "--set",
             metavar="NAME",
-            help=f"{', '.join(sets.SETS)}; or your own prompts, as `flowgrpo sample --prompts` takes them; by default a run's",
+            help=f"{', '.join(sets.SETS)}; or your own prompts, as in `flowgrpo sample --prompts`; default: a run's",
         ),
     ] = None,
     reward: Annotated[
