@@ -47,7 +47,8 @@ UNUSABLE = (
 UsageError: Any = typer.BadParameter.__base__  # click's, which typer ships under a private name
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value with dotted keys; values are YAML", metavar="[KEY=VALUE ...]")
+    list[str] | None,
+    typer.Argument(help="config keys to set, such as train.groups=4; values are YAML", metavar="[KEY=VALUE ...]"),
 ]
 app.add_typer(mdlm.app, name="mdlm")
 
@@ -73,7 +74,10 @@ app.command()(init.init)
 
 
 @app.command()
-def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Overrides = None) -> None:
+def train(
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="a YAML file, or a name that `flowgrpo init` lists")],
+    overrides: Overrides = None,
+) -> None:
     """Train one run into runs/NAME/; run.resume=true continues it, run.resume=auto begins or continues it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import exit_status, launch
@@ -100,20 +104,26 @@ def train(path: Annotated[Path, typer.Argument(metavar="CONFIG")], overrides: Ov
 
 @app.command()
 def plan(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG|RUN")],
+    path: Annotated[Path, typer.Argument(metavar="CONFIG|RUN", help="a config, or the folder of a run")],
     overrides: Overrides = None,
     *,
     explain: Annotated[
-        str | None, typer.Option("--explain", metavar="KEY", help="what a key means, and its default")
+        str | None, typer.Option("--explain", metavar="KEY", help="show what a config key means, and its default")
     ] = None,
     gpu_memory: Annotated[
-        float | None, typer.Option("--gpu-memory", metavar="GIB", min=1, help="whether a run fits a GPU, and by what")
+        float | None,
+        typer.Option(
+            "--gpu-memory",
+            metavar="GIB",
+            min=1,
+            help="check whether the run fits a GPU of this size, and show what to set",
+        ),
     ] = None,
     gpus: options.Gpus = None,
     gpu_type: options.GpuType = None,
     gpus_per_node: options.GpusPerNode = None,
     fixed_seconds: options.FixedSeconds = None,
-    full: Annotated[bool, typer.Option("--full", help="the resolved config, too")] = False,
+    full: Annotated[bool, typer.Option("--full", help="also show the resolved config")] = False,
     form: Format = "human",
 ) -> None:
     """Show the tree, the batch, the model evaluations and the memory of a run, without any training."""
@@ -134,9 +144,9 @@ app.command()(sampling.sample)
 
 @app.command()
 def gallery(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...", help="folders of runs or of samples")],
     out_file: options.OutFile = None,
-    trees: Annotated[bool, typer.Option("--trees", help="the trees that a run kept (run.trees), of one run")] = False,
+    trees: Annotated[bool, typer.Option("--trees", help="show the trees that one run kept (run.trees)")] = False,
 ) -> None:
     """Write one self-contained page: a run before and after at the same seeds, several runs compared, or a run's trees."""
     for place, folder in enumerate(folders):
@@ -167,10 +177,14 @@ app.command()(reporting.vote)
 @app.command()
 def score(
     uses: Annotated[
-        list[str], typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL; or maps, '{use: ...}'")
+        list[str],
+        typer.Argument(metavar="REWARD ...", help="a name, ./file.py:object, a URL, or a map such as '{use: ...}'"),
     ],
     samples: Annotated[
-        Path, typer.Option("--samples", metavar="DIR", help="its manifest.jsonl or file names give prompts")
+        Path,
+        typer.Option(
+            "--samples", metavar="DIR", help="folder of samples; its manifest.jsonl or file names give the prompts"
+        ),
     ],
     *,
     batch_size: options.ScoreBatch = None,
@@ -200,13 +214,16 @@ app.command()(serving.serve)
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
-    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write")],
     *,
     step: options.Step = None,
-    comfyui: Annotated[bool, typer.Option("--comfyui", help="write the LoRA under ComfyUI's names, too")] = False,
-    push_to_hub: Annotated[str | None, typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload it")] = None,
-    private: Annotated[bool, typer.Option("--private", help="make that repository a private one")] = False,
+    comfyui: Annotated[bool, typer.Option("--comfyui", help="also write the LoRA with ComfyUI's key names")] = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option("--push-to-hub", metavar="OWNER/NAME", help="upload the export to this repository of the hub"),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="make that repository private")] = False,
     form: Format = "human",
 ) -> None:
     """Write a run's LoRA (diffusers' format, peft's for texts) or its full weights, with a model card and samples."""
@@ -222,13 +239,13 @@ def export(
 @app.command()
 def doctor(
     target: Annotated[
-        str, typer.Argument(metavar="MODEL|CONFIG", help="a built-in name, a folder, a hub id, or a config")
+        str, typer.Argument(metavar="MODEL|CONFIG", help="a model (built-in name, folder or hub id) or a config")
     ],
     overrides: Overrides = None,
     spectrum: Annotated[
         int | None,
         typer.Option(
-            min=600, metavar="N", help="model evaluations of the check spectrum; else those of about a minute"
+            min=600, metavar="N", help="model evaluations for the check `spectrum`; by default about a minute of them"
         ),
     ] = None,
     form: Format = "human",

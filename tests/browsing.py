@@ -3,6 +3,8 @@
 import shutil
 from contextlib import contextmanager
 
+from cases import cases
+
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -12,7 +14,8 @@ QUIET = (  # it asks nobody for anything by itself
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 WILD = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&amp; " + 4000 * "w"  # as a prompt may be
-LOOKS = [(width, scheme) for width in (1400, 390) for scheme in ("light", "dark")]
+PLAIN = [(1400, "light"), (390, "dark")]
+LOOKS = cases([*PLAIN, (1400, "dark"), (390, "light")], PLAIN)
 # The least contrast of all visible letters with what is behind them, and whose it is (WCAG 2.2, 1.4.3).
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
+        "forked_first",
         "flowgrpo.cli",
         "flowgrpo.commands.runs.train",
         "flowgrpo.flow.setup",

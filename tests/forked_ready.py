@@ -21,3 +21,4 @@ typer.main.get_command(app)
 Image.init()  # imports all formats
 gc.collect()
 gc.freeze()  # or each child's first search for garbage goes through all imports, and copies their pages
+gc.enable()

@@ -70,8 +70,8 @@ def report_mismatch(run: RunState, local: Mismatch, *, unit: str, same: str) -> 
     line = metrics(run.collectives.gather_shards([local]))
     if (gap := line["engine/mean_abs_log_ratio"]) is not None and gap > FAR:
         run.report.warn(
-            f"step {run.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from ours; are its {same} "
-            "the same?"
+            f"step {run.done + 1}: the engine's log-probabilities are {gap:.3g} nats per {unit} from the trainer's; "
+            f"check that both use the same {same}"
         )
     return line
 

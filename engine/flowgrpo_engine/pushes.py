@@ -39,9 +39,13 @@ class Pushes(ABC):
     def __init__(self, urls: Sequence[str], weights: Weights, folder: Path, name: str):
         self.urls, self.weights, self.folder, self.name = urls, weights, folder, name
         if any(key.endswith(".bias") for network in weights.modules for key in weights.adapter_state(network)):
-            raise InputError("model.lora.path: its adapters have biases, which an engine leaves out; start from others")
+            raise InputError(
+                "model.lora.path: its adapters have biases, which an engine ignores; start from other adapters"
+            )
         if shifts := [path for adapter in weights.begun.values() for path in adapter.shifts]:
-            raise InputError(f"model.lora.path: it shifts {shifts[0]}, which an engine leaves out; start from others")
+            raise InputError(
+                f"model.lora.path: it shifts {shifts[0]}, which an engine ignores; start from other adapters"
+            )
         self.named: dict[str, str] | None = None  # network -> version pushed last; None before the first push
 
     def push(self) -> None:
@@ -75,7 +79,7 @@ class Pushes(ABC):
             active = self._active(url)
             if active != wanted:
                 raise EngineError(
-                    f"{url} has the adapters {_words(active)}, not those that were pushed, {_words(wanted)}"
+                    f"{url} has the adapters {_words(active)} instead of the ones that the run sent, {_words(wanted)}"
                 )
 
     def release(self) -> None:

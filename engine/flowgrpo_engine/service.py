@@ -93,7 +93,7 @@ class Service:
         """
         answer = parse(self.ask(method, path, only=url, **content))
         if not isinstance(answer, dict):
-            raise EngineError(f"{url}{path} answered with something else than a JSON object")
+            raise EngineError(f"{url}{path} did not answer with a JSON object")
         return answer
 
 
@@ -127,8 +127,10 @@ def check(config: RunConfig) -> None:
     run = config.run
     for key, value in (("run.generators", run.generators), ("run.staleness", run.staleness)):
         if value:
-            raise InputError(f"{key}: an engine rolls out by the weights as they stand; set it to 0, {INSTEAD}")
+            raise InputError(f"{key}: an engine always samples with the current weights; set it to 0, {INSTEAD}")
     if run.sharding != "none":
-        raise InputError(f"run.sharding: adapters are pushed from whole networks; set it to none, {INSTEAD}")
+        raise InputError(
+            f"run.sharding: an engine gets adapters from whole networks, not from shards; set it to none, {INSTEAD}"
+        )
     if config.model.lora is None:
-        raise InputError(f"model.lora: an engine is pushed adapters, not whole networks; give it a rank, {INSTEAD}")
+        raise InputError(f"model.lora: an engine gets adapters, not whole networks; give it a rank, {INSTEAD}")

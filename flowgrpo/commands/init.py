@@ -14,8 +14,13 @@ from flowgrpo.training.run import run_folder
 
 
 def init(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default NAME.yaml here")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="the config to write; without it, all are listed")
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="file to write; by default NAME.yaml in the current folder"),
+    ] = None,
     form: Format = "human",
 ) -> None:
     """List the configs for real models that come with the package, or write one to a file for editing."""
@@ -37,7 +42,7 @@ def init(
         about, *labels = head.items()
         for line in (name, f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)):
             print_line(line)
-    say("flowgrpo init NAME writes one to a file; flowgrpo plan NAME and flowgrpo train NAME take it as it is")
+    say("flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged")
 
 
 def _write(name: str, out: Path | None) -> Path:

@@ -24,25 +24,33 @@ def _group() -> None:
 @app.command()
 def tracelock(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="masked-diffusion language model: local folder or hub id")
+        str, typer.Argument(metavar="MODEL", help="masked-diffusion language model: a folder or a hub id")
     ],
     source: Annotated[
         str,
         typer.Option("--prompts", metavar="FILE", help=".txt, .jsonl, a built-in set, or a corpus such as gsm8k:test"),
     ],
-    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR")],
+    out_folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="folder to write")],
     *,
-    length: Annotated[int, typer.Option("--length", min=1, help="tokens of an answer")] = 64,
+    length: Annotated[int, typer.Option("--length", min=1, help="tokens in an answer")] = 64,
     decoder: Annotated[
-        str, typer.Option("--decoder", metavar="SPEC", help="the teacher, as a config writes it (YAML)")
+        str,
+        typer.Option(
+            "--decoder", metavar="SPEC", help="decoder that the controller learns from, written as in a config (YAML)"
+        ),
     ] = "low_confidence",
-    prompt_count: Annotated[int, typer.Option("--prompt-count", min=2, help="at most; one in eight is held out")] = 256,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="of training")] = 2000,
+    prompt_count: Annotated[
+        int, typer.Option("--prompt-count", min=2, help="largest number of prompts; one in eight is held out")
+    ] = 256,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="training steps")] = 2000,
     seed: Annotated[int, typer.Option("--seed")] = 0,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")] = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        typer.Option("--dtype", help="type of the weights and of the computation"),
+    ] = "float32",
     variant: Variant = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="let code that comes with the model run")
+        bool, typer.Option("--trust-remote-code", help="run code that comes with the model")
     ] = False,
     chat: Annotated[bool, typer.Option("--chat", help="put prompts into the tokenizer's chat template")] = False,
     form: Format = "human",

@@ -7,91 +7,119 @@ from typing import Annotated, Literal
 
 import typer
 
-OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes a free one")]
-Step = Annotated[int | None, typer.Option("--step", help="a checkpoint's step; by default the last")]
+OutFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="page to write; by default in the first folder")
+]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="port to listen on; 0 picks a free one")]
+Step = Annotated[int | None, typer.Option("--step", help="step of the checkpoint; by default the last")]
 PromptsFile = Annotated[
     str | None,
     typer.Option(
         "--prompts",
         metavar="FILE",
-        help=".txt, .jsonl, .json, .csv, .tsv, .parquet, a built-in set, a corpus (gsm8k:test) or hub:owner/name:split",
+        help=".txt, .jsonl, .json, .csv, .tsv or .parquet, a built-in set, a corpus (gsm8k:test) or hub:owner/name:split",
     ),
 ]
 Column = Annotated[
-    str, typer.Option("--column", metavar="NAME", help="of a table or a hub dataset, the column that holds the prompt")
+    str, typer.Option("--column", metavar="NAME", help="column with the prompt, in a table or a hub dataset")
 ]
-Device = Annotated[str | None, typer.Option("--device", help="by default the first GPU, if there is one")]
-SampleBatch = Annotated[int, typer.Option("--batch-size", min=1, help="samples in one call of the model")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="device of the rewards; by default the first GPU, else the CPU")
+]
+SampleBatch = Annotated[int, typer.Option("--batch-size", min=1, help="samples in one model call")]
 ScoreBatch = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, help="samples that a reward, and its model, gets at once; by default 16"),
+    typer.Option("--batch-size", min=1, help="samples in one call of a reward and its model; by default 16"),
 ]
 Search = Annotated[
     Literal["best-of-n", "beam", "smc"] | None,
-    typer.Option("--search", help="of several candidates of a prompt keep one, by --reward"),
+    typer.Option("--search", help="make several candidates for each prompt, keep the best by --reward"),
 ]
 Width = Annotated[
-    int | None, typer.Option("--width", metavar="N", min=1, help="of --search: candidates of a prompt; by default 8")
+    int | None,
+    typer.Option("--width", metavar="N", min=1, help="with --search: candidates for each prompt; by default 8"),
 ]
 Keep = Annotated[
     int | None,
-    typer.Option("--keep", metavar="N", min=1, help="of beam: candidates that stay; by default half of --width"),
+    typer.Option("--keep", metavar="N", min=1, help="with --search beam: candidates kept; by default half of --width"),
 ]
 Level = Annotated[
     float | None,
-    typer.Option("--level", help="of beam and smc: noise level of the kernel flow_sde; by default 0.7"),
+    typer.Option("--level", help="with --search beam or smc: noise level of the kernel flow_sde; by default 0.7"),
 ]
 CompareAt = Annotated[
     str | None,
     typer.Option(
         "--compare-at",
         metavar="F,F,...",
-        help="of beam and smc: fractions of the steps where candidates are compared; by default 0.25,0.5,0.75",
+        help="with --search beam or smc: where to compare candidates, as fractions of the steps; by default 0.25,0.5,0.75",
     ),
 ]
 Temperature = Annotated[
     float | None,
-    typer.Option("--temperature", help="of smc: samples weigh exp(reward / temperature)"),
+    typer.Option("--temperature", help="with --search smc: a candidate has the weight exp(reward / temperature)"),
 ]
-Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"],
+    typer.Option("--dtype", help="type of the weights and of the computation"),
+]
 Variant = Annotated[
     str | None,
     typer.Option(
-        "--variant", metavar="WORD", help="in the names of the files of weights, such as fp16; as model.variant"
+        "--variant",
+        metavar="WORD",
+        help="read weight files with this word in their names, such as fp16; as model.variant",
     ),
 ]
 RewardDtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="for the rewards that hold a model; by default their own"),
+    typer.Option("--dtype", help="type of reward models; by default each model's own"),
 ]
 Quantise = Annotated[
-    Literal["int8", "nf4"] | None, typer.Option("--quantise", help="keep the base so, as model.quantise does")
+    Literal["int8", "nf4"] | None,
+    typer.Option("--quantise", help="hold the weights of the base in int8 or nf4; as model.quantise"),
 ]
 TextEncoders = Annotated[
     Literal["keep", "offload", "free"],
-    typer.Option("--text-encoders", help="once all prompts are encoded; as model.text_encoders"),
+    typer.Option(
+        "--text-encoders", help="what to do with text encoders after all prompts are encoded; as model.text_encoders"
+    ),
 ]
-Vae = Annotated[Literal["keep", "offload"], typer.Option("--vae", help="as model.vae")]
-VaeTiling = Annotated[bool, typer.Option("--vae-tiling", help="decode in tiles; as model.vae_tiling")]
+Vae = Annotated[
+    Literal["keep", "offload"],
+    typer.Option("--vae", help="keep the VAE on the device, or offload it to host memory between uses; as model.vae"),
+]
+VaeTiling = Annotated[bool, typer.Option("--vae-tiling", help="decode in tiles, with less memory; as model.vae_tiling")]
 Attention = Annotated[
     str | None,
     typer.Option(
-        "--attention", metavar="BACKEND", help="of diffusers, as model.attention: native, flash, xformers, ..."
+        "--attention",
+        metavar="BACKEND",
+        help="attention backend of diffusers: native, flash, xformers, ...; as model.attention",
     ),
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="compile the model's repeated blocks; as model.compile")]
 Gpus = Annotated[
     int | None,
-    typer.Option("--gpus", metavar="N", min=1, help="seconds and memory of an iteration on N GPUs, beside 1 to 512"),
+    typer.Option(
+        "--gpus",
+        metavar="N",
+        min=1,
+        help="predict seconds and memory of an iteration on N GPUs; 1 to 512 are shown for comparison",
+    ),
 ]
 GpuType = Annotated[
-    str | None, typer.Option("--gpu-type", metavar="NAME", help="of --gpus: a100, h100 (by default), h200, b200, ...")
+    str | None, typer.Option("--gpu-type", metavar="NAME", help="with --gpus: a100, h100 (default), h200, b200, ...")
 ]
 GpusPerNode = Annotated[
-    int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="of --gpus: GPUs of a machine; by default 8")
+    int | None,
+    typer.Option("--gpus-per-node", metavar="N", min=1, help="with --gpus: GPUs in each machine; by default 8"),
 ]
 FixedSeconds = Annotated[
     float | None,
-    typer.Option("--fixed-seconds", min=0, help="of --gpus: of an iteration, what no GPU takes away; by default 20"),
+    typer.Option(
+        "--fixed-seconds",
+        min=0,
+        help="with --gpus: seconds of an iteration that more GPUs do not reduce; by default 20",
+    ),
 ]

@@ -15,7 +15,9 @@ from typing_extensions import override
 
 from flowgrpo.schema.readable import one_line, readable
 
-Format = Annotated[Literal["human", "json"], typer.Option("--format", help="json prints one document on stdout")]
+Format = Annotated[
+    Literal["human", "json"], typer.Option("--format", help="text for people, or one JSON document on stdout")
+]
 
 
 GROUPS = {  # of commands in the help

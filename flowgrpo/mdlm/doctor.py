@@ -117,7 +117,7 @@ def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollou
         "a token's log-probability changes with its batch, so that ratios are wrong: the model may not ignore padding, or "
         "may be in training mode; try prompts of one length, or model.dtype=float32"
     )
-    return Check("drift", ok, f"{value}, at most {bound:g} is right", "" if ok else advice)
+    return Check("drift", ok, f"{value}, the limit is {bound:g}", "" if ok else advice)
 
 
 def _spread(
@@ -203,7 +203,11 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
         again = fresh.logits(answers.ids, answers.attention_mask)
     known = torch.isfinite(changed)  # all but the mask token, whose logit is -inf
     gap, moved = (float((other - changed)[known].abs().max()) for other in (again, before))
-    advice = "what export writes does not give the trained model back; please report this class"
+    advice = "the exported weights do not reproduce the trained model; please report this class"
     ok = gap <= moved / 10
-    found = f"reloaded, the logits differ by {gap:.1e}; training moved them by {moved:.1e}"
-    return Check("lora_reload", ok, found, "" if ok else advice)
+    return Check(
+        "lora_reload",
+        ok,
+        f"{gap:.1e} between the reloaded and the changed model; the change moved the logits by {moved:.1e}",
+        "" if ok else advice,
+    )

@@ -33,8 +33,8 @@ def _tried():
     return {}
 
 
-@pytest.fixture(scope="module")
-def kept_trials(_tried):
+@pytest.fixture
+def kept_trials(_tried, monkeypatch):
     """The trial of a plan is made once of each model, call and evaluation: it reads no other part of the config."""
     from flowgrpo.flow.planning import memory_budget
 
@@ -48,6 +48,4 @@ def kept_trials(_tried):
             _tried[key] = real(config, folder, row)
         return _tried[key]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_budget, "trial", trial)
-        yield
+    monkeypatch.setattr(memory_budget, "trial", trial)

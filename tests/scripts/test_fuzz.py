@@ -15,8 +15,13 @@ fuzz = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fuzz)
 
 
+COUNTS = {configs: 60, media: 60, folders: 40, weights: 30, loras: 40, tables: 60}
+
+
 @pytest.mark.parametrize(
-    ("subject", "count"), [(configs, 60), (media, 60), (folders, 40), (weights, 30), (loras, 40), (tables, 60)]
+    ("subject", "count"),
+    [(subject, count // 2) for subject, count in COUNTS.items()]
+    + [pytest.param(subject, count, marks=pytest.mark.zoo) for subject, count in COUNTS.items()],
 )
 def test_a_case_is_accepted_or_refused_in_a_sentence(subject, count):
     found = subject.fuzz(seed=1, count=count)

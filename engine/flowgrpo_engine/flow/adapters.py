@@ -37,7 +37,7 @@ class Adapters(Pushes):
     def __init__(self, client: Client, weights: Weights, folder: Path, name: str):
         others = [network for network in weights.modules if network not in NETWORKS]
         if others:
-            raise InputError(f"{KEY}: adapters can be pushed for {' and '.join(NETWORKS)}, not for {others[0]}")
+            raise InputError(f"{KEY}: an engine takes adapters of {' and '.join(NETWORKS)}, not of {others[0]}")
         super().__init__(client.urls, weights, folder, name)
         self.client = client
         self._wrapped: set[str] = set()  # engines that have renamed their layers; see `_set`
@@ -80,8 +80,8 @@ class Adapters(Pushes):
             last = self._checksums.get(url, {}).get(network) if moved else None
             if after[network] in (before[network], last):
                 raise EngineError(
-                    f"{url} answered that it merged {nickname}, but its {network} has the checksum of before; it may know "
-                    "none of the adapters' layers"
+                    f"{url} answered that it merged {nickname}, but the checksum of its {network} did not change; "
+                    "it may have none of the layers of these adapters"
                 )
         self._checksums[url] = after
 

@@ -92,11 +92,11 @@ class Client:
         active = self._service.json(url, "GET", "/v1/list_loras", deadline=deadline).get("active")
         with naming(f"{url}/v1/list_loras"):
             if not isinstance(active, dict):
-                raise EngineError("answered without a map of what is active")
+                raise EngineError("did not answer which adapters are active")
             named = {}
             for network, entries in active.items():
                 if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-                    raise EngineError("answered with something else than lists of adapters")
+                    raise EngineError("did not answer with lists of adapters")
                 named[network] = [str(each.get("nickname")) for each in entries]
             return named
 

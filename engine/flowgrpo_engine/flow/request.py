@@ -66,20 +66,26 @@ def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> Non
     """
     run, algorithm, kernel = config.run, config.algorithm, config.algorithm.kernel
     if run.context_parallel > 1:
-        raise InputError(f"run.context_parallel: an engine shares calls by itself; set it to 1, {INSTEAD}")
+        raise InputError(f"run.context_parallel: an engine splits calls itself; set it to 1, {INSTEAD}")
     service.check(config)
     assert run.engine is not None
     if run.engine.log_probs:
-        raise InputError(f"{KEY}.log_probs: an engine of flow models always tells them, remove it")
+        raise InputError(f"{KEY}.log_probs: an engine of a flow model always returns them; remove it")
     if config.train.draft is not None:
-        raise InputError(f"train.draft: the starts are the engine's own, none can be chosen; set it to null, {INSTEAD}")
+        raise InputError(
+            f"train.draft: an engine draws its own starts, so no draft can choose them; set it to null, {INSTEAD}"
+        )
     if algorithm.tree.start == "shared":
-        raise InputError(f"algorithm.tree.start: an engine draws a start for each sample; take independent, {INSTEAD}")
+        raise InputError(
+            f"algorithm.tree.start: an engine draws a new start for each sample; take independent, {INSTEAD}"
+        )
     if kernel.name not in KINDS:
-        raise InputError(f"algorithm.kernel: an engine has no {kernel.name}, take {' or '.join(KINDS)}, {INSTEAD}")
+        raise InputError(
+            f"algorithm.kernel: an engine cannot sample with {kernel.name}; take {' or '.join(KINDS)}, {INSTEAD}"
+        )
     if kernel.calibrate is not None:
         raise InputError(
-            f"algorithm.kernel.calibrate: an engine has one level for all steps; set it to null, {INSTEAD}"
+            f"algorithm.kernel.calibrate: an engine has one noise level for all steps; set it to null, {INSTEAD}"
         )
     call = config.model.call
     for name in run.engine.untold:
@@ -88,15 +94,15 @@ def check(config: Config, pipeline: type, prompts: Sequence[Prompt] = ()) -> Non
     for name in call:
         if name not in (*CALL, *run.engine.untold):
             raise InputError(
-                f"model.call.{name}: an engine cannot be told it; start it with the same and name it in {KEY}.untold, "
-                f"{INSTEAD}"
+                f"model.call.{name}: an engine takes no such argument in a request; start the engine with the same value "
+                f"and add it to {KEY}.untold, {INSTEAD}"
             )
     taken = {*inspect.signature(inspect.unwrap(pipeline.__call__)).parameters} - {*RESERVED, "negative_prompt"}
     for name in dict.fromkeys(
         name for prompt in prompts for name, value in prompt.columns.items() if value is not None
     ):
         if name in taken:
-            raise InputError(f"prompts.train: an engine is not sent the column {name}; remove it, {INSTEAD}")
+            raise InputError(f"prompts.train: an engine does not use the column {name}; remove it, {INSTEAD}")
     count = _sizes(pipeline, {**embedded.default_call(config.model.path), **call})["num_inference_steps"]
     steps_of(algorithm.tree.plan(kernel.kernels(count), config.train.group_size, run.seed, 0), count)
 
@@ -112,14 +118,16 @@ def steps_of(plan: Plan, count: int) -> Steps:
         moves = plan(TRUNK, step)
         if len(moves) != 1 or moves[0].count != 1 or moves[0].ode_stops is not None or moves[0].role != TRUNK:
             raise InputError(
-                f"algorithm.tree: an engine walks chains, without branches; take chain or window, or set {KEY}=null"
+                f"algorithm.tree: an engine samples chains without branches; take chain or window, or set {KEY}=null"
             )
         if moves[0].kernel.stochastic:
             kernels[step] = moves[0].kernel
         if moves[0].trained:
             trained.append(step)
     if len(set(kernels.values())) != 1:
-        raise InputError(f"algorithm.kernel.level: an engine has one level for all steps; give one, or set {KEY}=null")
+        raise InputError(
+            f"algorithm.kernel.level: an engine has one noise level for all steps; give one level, or set {KEY}=null"
+        )
     return Steps(kernel=next(iter(kernels.values())), stochastic=sorted(kernels), trained=trained)
 
 
@@ -132,8 +140,8 @@ def check_sigmas(steps: Steps, sigmas: Sequence[float]) -> None:
     for step in steps.stochastic:
         if NEAR_ONE[0] < sigmas[step] < NEAR_ONE[1]:
             raise InputError(
-                f"algorithm.tree.steps: step {step} begins at sigma {sigmas[step]:.6g}, which an engine does not take for 1 "
-                f"as we do; begin a step later, or set {KEY}=null"
+                f"algorithm.tree.steps: step {step} begins at sigma {sigmas[step]:.6g}, which counts as 1 here but "
+                f"not in an engine; begin one step later, or set {KEY}=null"
             )
 
 
@@ -163,7 +171,8 @@ def call_of(pipeline: type, call: Mapping[str, Any], *, distilled: bool, untold:
     guided = scale > 1
     if guided != (guidance_branches(pipeline, dict(call)) > 1):
         raise InputError(
-            f"{KEY}: {pipeline.__name__} is not guided as an engine guides; set model.guidance=none, or {KEY}=null"
+            f"{KEY}: {pipeline.__name__} applies guidance in another way than an engine; set model.guidance=none, "
+            f"or {KEY}=null"
         )
     told["guidance_scale"] = float(scale)
     if guided:
@@ -182,7 +191,7 @@ def _sizes(pipeline: type, call: Mapping[str, Any]) -> dict[str, int]:
     for name in (*SIZES, *(["num_frames"] if modality_of(pipeline) == "video" else [])):
         size = call.get(name, parameters[name].default if name in parameters else None)
         if not isinstance(size, int):
-            raise InputError(f"model.call.{name}: an engine must be told it, give a number")
+            raise InputError(f"model.call.{name}: an engine needs it; give a number")
         told[name] = size
     return told
 

@@ -104,7 +104,9 @@ class EngineRollout:
         if self._like is None:
             self._like = self.policy.start([roots[0].row])
         if len(self._like) != 1:
-            raise InputError(f"{KEY}: an engine sends one tensor for a state, and this model has {len(self._like)}")
+            raise InputError(
+                f"{KEY}: an engine sends a state as one tensor, but this model's has {len(self._like)}; set it to null"
+            )
         (like,) = self._like
         sent = self._request_chains(roots, steps, like)
         states = {step: state.to(like.device) for step, state in sent.states.items()}
@@ -137,7 +139,7 @@ class EngineRollout:
             for i, sample in zip(indices, answer, strict=True):
                 with naming(self.client.place):
                     if sample.get("prompt") != asked["prompt"] or sample.get("seed") != asked["seed"]:
-                        raise EngineError("answered for another prompt or seed than was asked for")
+                        raise EngineError("answered for another prompt or seed than the request's")
                     latents = self._states(sample, steps, like)
                     for step, state in zip(steps.returned, latents, strict=True):
                         states[step][i] = state
@@ -160,8 +162,8 @@ class EngineRollout:
         if not torch.allclose(sent, sigmas, rtol=0, atol=SIGMA_GAP):
             step = int((sent - sigmas).abs().argmax())
             raise EngineError(
-                f"walked other sigmas, {sent[step]:.6g} at step {step} where the pipeline has {sigmas[step]:.6g}; start it "
-                "with the same shift"
+                f"used other sigmas than the pipeline, {sent[step]:.6g} instead of {sigmas[step]:.6g} at step "
+                f"{step}; start it with the same shift"
             )
         if walked.get("latent_step_indices") is not None:
             named = wire.tensor(walked["latent_step_indices"], "latent_step_indices", [None], [torch.int64])
@@ -199,7 +201,7 @@ def _picture(written: Any, pipeline: type, shape: Sequence[int]) -> torch.Tensor
         sent = wire.tensor(written, "generated_output", shape, kinds)
     picture = sent.float() / (255 if sent.dtype == torch.uint8 else 1)
     if not bool(((picture > -0.01) & (picture < 1.01)).all()):  # NaN fails, too
-        raise EngineError("sent a generated_output with values outside of 0 to 1")
+        raise EngineError("sent a generated_output with values outside 0 to 1")
     return picture.clamp(0, 1)
 
 

@@ -39,11 +39,13 @@ def samples(content: bytes, count: int) -> list[dict[str, Any]]:
     try:
         written = msgpack.unpackb(content, raw=False, strict_map_key=True)
     except (ValueError, UnicodeDecodeError, RecursionError) as error:  # msgpack's errors are ValueErrors
-        raise EngineError(f"answered with what is not msgpack ({str(error)[:80] or type(error).__name__})") from None
+        raise EngineError(
+            f"answered in another format than msgpack ({str(error)[:80] or type(error).__name__})"
+        ) from None
     if not isinstance(written, list) or not all(isinstance(each, dict) for each in written):
-        raise EngineError("answered with something else than a list of samples")
+        raise EngineError("did not answer with a list of samples")
     if len(written) != count:
-        raise EngineError(f"answered with {len(written)} samples where {count} were asked for")
+        raise EngineError(f"answered with {len(written)} samples instead of {count}")
     return written
 
 
@@ -67,7 +69,7 @@ def tensor(
     try:
         raw = base64.b64decode(data, validate=True) if isinstance(data, str) else data
         if not isinstance(raw, bytes):
-            raise EngineError(f"sent {name} with data that are {type(data).__name__}, not safetensors")
+            raise EngineError(f"sent {name} as {type(data).__name__} instead of safetensors")
         ((tensor_name, sent),) = load(raw).items()
     except (binascii.Error, SafetensorError, ValueError, KeyError) as error:
         raise EngineError(f"sent {name} that is not one tensor in safetensors ({str(error)[:80]})") from None

@@ -60,7 +60,9 @@ class Adapters(Pushes):
         loaded, wanted = self.client.adapters(url), dict(files.values())
         for name, path in wanted.items():
             if loaded.get(name) not in (None, path):
-                raise EngineError(f"{url} has {name} from {loaded[name]}, not from {path}; does it see another folder?")
+                raise EngineError(
+                    f"{url} has {name} from {loaded[name]}, not from {path}; check that it sees the same folder"
+                )
         for name in filter(self.ours, loaded.keys() - wanted.keys()):
             self.client.unload_adapter(url, name)
         for name, path in wanted.items():

@@ -68,7 +68,7 @@ def read(
     if not isinstance(about, dict) or not isinstance(tokens, list):
         raise EngineError("sent a completion without meta_info or output_ids")
     if about.get("id") != asked.name:
-        raise EngineError(f"sent the completion {str(about.get('id'))[:80]!r} where {asked.name!r} was asked for")
+        raise EngineError(f"sent the completion {str(about.get('id'))[:80]!r} instead of {asked.name!r}")
     if about.get("prompt_tokens") != len(asked.prompt):
         raise EngineError(
             f"completed a prompt of {str(about.get('prompt_tokens'))[:20]} tokens, where {asked.name} has "
@@ -77,12 +77,12 @@ def read(
     steps = about.get("step_maps")
     if not isinstance(steps, list):
         raise EngineError(
-            "sent no meta_info.step_maps, the step of each token; see docs/research/engines.md for engines that do"
+            "sent no meta_info.step_maps, the step of each token; docs/research/engines.md names engines that send it"
         )
     try:
         step_maps.check(asked.name, tokens, steps, length=decoder.region.length, predictor=predictor)
     except InputError as error:
-        raise EngineError(f"sent what no decode leaves, {error}") from None
+        raise EngineError(f"sent an answer that no decoding can produce, {error}") from None
     _check_end(asked.name, tokens, decoder)
     return Sent(
         tokens=tokens,
@@ -133,12 +133,12 @@ def over_all(name: str, steps: Sequence[int], blocks: Sequence[tuple[int, int, i
         whole = start + len(of_block) == beyond
         numbers = [list(range(first, first + len(order))) for first in (1, taken + 1)]
         if of_block and order[0] < 1:
-            raise EngineError(f"sent the step {str(order[0])[:20]} of {name}; they are counted from 1")
+            raise EngineError(f"sent the step {str(order[0])[:20]} of {name}; the first step is 1")
         if whole and order not in numbers:
             raise EngineError(
                 f"sent steps of {name} that leave some out: its tokens {start} to {end - 1} have {_few(order)}, not "
-                f"{_few(numbers[0])}{f' or {_few(numbers[1])}' if taken else ''}; does it fill other blocks than "
-                "algorithm.decoder?"
+                f"{_few(numbers[0])}{f' or {_few(numbers[1])}' if taken else ''}; check that it decodes in the "
+                "blocks of algorithm.decoder"
             )
         numbered += [taken + order.index(step) for step in of_block]
         taken += len(order)
@@ -159,7 +159,7 @@ def _log_probs(name: str, written: Any, tokens: Sequence[int]) -> list[float]:
     log_probs = []
     for token, each in zip(tokens, written, strict=True):
         if not isinstance(each, list) or len(each) < 2 or each[1] != token:
-            raise EngineError(f"sent output_token_logprobs of {name} that are not of its tokens")
+            raise EngineError(f"sent output_token_logprobs of {name} for other tokens than its own")
         if not isinstance(each[0], int | float) or not RANGE[0] <= each[0] <= RANGE[1]:  # NaN fails, too
             raise EngineError(
                 f"sent the log-probability {str(each[0])[:40]} of {name}, not a finite number of at most 0"

@@ -70,9 +70,9 @@ class Client:
             answer = parse(self._service.ask("POST", GENERATE, json=dict(request), most_bytes=count * most_bytes))
             with naming(self.place):
                 if not isinstance(answer, list) or not all(isinstance(each, dict) for each in answer):
-                    raise EngineError("answered with something else than a list of completions")
+                    raise EngineError("did not answer with a list of completions")
                 if len(answer) != count:
-                    raise EngineError(f"answered with {len(answer)} completions where {count} were asked for")
+                    raise EngineError(f"answered with {len(answer)} completions instead of {count}")
             return answer
 
         return self._service.together(ask, requests)

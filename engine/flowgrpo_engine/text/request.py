@@ -36,37 +36,44 @@ def check(config: TextConfig, decoder: Decoder) -> None:
     algorithm, section, place = config.algorithm, config.run.engine, decoder.frame.place
     assert section is not None, "asked of runs with an engine"
     if algorithm.schedule.name != "none":
-        raise InputError(f"algorithm.schedule: an engine is not told a step's numbers; take none, {INSTEAD}")
+        raise InputError(f"algorithm.schedule: an engine cannot get other settings for each step; take none, {INSTEAD}")
     if algorithm.hints.name != "none":
-        raise InputError(f"algorithm.hints: an engine is given no tokens of an answer; take none, {INSTEAD}")
+        raise InputError(
+            f"algorithm.hints: an engine cannot start from given tokens of an answer; take none, {INSTEAD}"
+        )
     if decoder.guided:
-        raise InputError(f"{place}.cfg_scale: an engine does not guide; set it to 0, {INSTEAD}")
+        raise InputError(f"{place}.cfg_scale: an engine has no guidance for texts; set it to 0, {INSTEAD}")
     if decoder.suppressed:
-        raise InputError(f"{place}.suppressed: an engine is not told tokens to leave out; remove it, {INSTEAD}")
+        raise InputError(f"{place}.suppressed: an engine cannot suppress tokens; remove it, {INSTEAD}")
     if decoder.cache is not None:
-        raise InputError(f"{place}.cache: an engine keeps keys and values by itself; remove it, {INSTEAD}")
+        raise InputError(f"{place}.cache: an engine manages its own cache; remove it, {INSTEAD}")
     if decoder.modifiers or decoder.hidden_layers:
         word = "modifiers" if decoder.modifiers else "scorer"
         raise InputError(
-            f"{place}.{word}: an engine scores by itself; take a decoder without, low_confidence, {INSTEAD}"
+            f"{place}.{word}: an engine scores proposals itself; take a decoder without it, such as low_confidence, "
+            f"{INSTEAD}"
         )
     proposal = decoder.proposal
     if not isinstance(proposal.temperature, int | float):
-        raise InputError(f"{place}.proposal.temperature: an engine has one for all steps; give a number, {INSTEAD}")
+        raise InputError(
+            f"{place}.proposal.temperature: an engine has one temperature for all steps; give a number, {INSTEAD}"
+        )
     if section.untold:
-        raise InputError(f"{KEY}.untold: it names arguments of model.call, which a language model has not; remove it")
+        raise InputError(
+            f"{KEY}.untold: it names arguments of model.call, which language models do not have; remove it"
+        )
     if section.log_probs and not decoder.recorded:
         raise InputError(
-            f"{KEY}.log_probs: they compare with ours where tokens are drawn from all that the model gives; set "
-            f"{place}.proposal to {{temperature: 1}}, or log_probs to false"
+            f"{KEY}.log_probs: an engine's log-probabilities are comparable only if tokens are drawn from the "
+            f"model's whole distribution; set {place}.proposal to {{temperature: 1}}, or log_probs to false"
         )
     if not section.log_probs and "truncate" in section.model_fields_set:
         raise InputError(
-            f"{KEY}.truncate: it cuts ratios to what an engine tells; set {KEY}.log_probs=true, or remove it"
+            f"{KEY}.truncate: it bounds ratios to an engine's log-probabilities; set {KEY}.log_probs=true, or remove it"
         )
     for name in section.options:
         if name in TOLD:
-            raise InputError(f"{KEY}.options: {name} is told by algorithm.decoder and model.length, remove it")
+            raise InputError(f"{KEY}.options: algorithm.decoder and model.length set {name}; remove it")
 
 
 def request_of(asked: Sequence[Asked], decoder: Decoder, section: Engine, adapter: str | None) -> dict[str, Any]:

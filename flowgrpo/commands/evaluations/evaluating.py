@@ -34,7 +34,7 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="MODEL|CONFIG|RUN|DIR|KEY=VALUE",
-            help="what to evaluate, and keys of its config; DIR: an evaluation that is done; several are compared",
+            help="what to evaluate, and config keys to set; DIR is a finished evaluation; several are compared",
         ),
     ],
     *,
@@ -43,26 +43,33 @@ def evaluate(
         typer.Option(
             "--set",
             metavar="NAME",
-            help=f"{', '.join(sets.SETS)}; or prompts of yours, as --prompts takes them; by default a run's",
+            help=f"{', '.join(sets.SETS)}; or your own prompts, as in `flowgrpo sample --prompts`; default: a run's",
         ),
     ] = None,
     reward: Annotated[
         list[str] | None,
         typer.Option(
-            "--reward", metavar="REWARD", help="in place of the set's or the run's, as score takes them, once or more"
+            "--reward",
+            metavar="REWARD",
+            help="use this reward instead of the set's or the run's, as in `flowgrpo score`; can be repeated",
         ),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="COLUMN", help="of the prompts, that names categories")
+        str | None, typer.Option("--by", metavar="COLUMN", help="column of the prompts that names their category")
     ] = None,
-    samples: Annotated[int | None, typer.Option("--samples", min=1, help="of a prompt; by default the set's")] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=1, help="samples of each prompt; by default the set's number")
+    ] = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", metavar="N", min=1, help="prompts, spread evenly over the set; by default all"),
+        typer.Option(
+            "--limit", metavar="N", min=1, help="number of prompts, spread evenly over the set; by default all"
+        ),
     ] = None,
     step: options.Step = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="of one model; by default evaluations/SET/NAME")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="folder to write, for one model; by default evaluations/SET/NAME"),
     ] = None,
     batch_size: options.SampleBatch = 16,
     form: Format = "human",

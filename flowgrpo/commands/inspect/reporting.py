@@ -15,20 +15,27 @@ from flowgrpo.errors import InputError
 from flowgrpo.training.run.run_folder import LOCK
 
 OF_RUN = ("config.yaml", "metrics.jsonl")
-Run = Annotated[Path, typer.Argument(metavar="RUN")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")]
 
 
 def explain(
     run: Run,
     *,
-    prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="a held-out prompt, the first is 0")] = 0,
+    prompt: Annotated[int, typer.Option("--prompt", metavar="N", help="number of the held-out prompt, from 0")] = 0,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="S", min=0, help="by default the prompt's own, N")
+        int | None,
+        typer.Option("--seed", metavar="S", min=0, help="seed of the sample; by default N, the prompt's own"),
     ] = None,
-    redraws: Annotated[int, typer.Option("--redraws", metavar="K", min=2, help="of the noise of each step")] = 16,
-    chains: Annotated[int, typer.Option("--chains", min=3, help="that tell how much each step decides")] = 128,
+    redraws: Annotated[
+        int, typer.Option("--redraws", metavar="K", min=2, help="how often to draw each step's noise again")
+    ] = 16,
+    chains: Annotated[
+        int, typer.Option("--chains", min=3, help="samples that measure how much each step decides")
+    ] = 128,
     step: options.Step = None,
-    out_file: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="by default in RUN")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="page to write; by default in RUN")
+    ] = None,
     form: Format = "human",
 ) -> None:
     """Explain one sample: how much each step's noise decides, what other noise would give, and each step's credit."""
@@ -49,7 +56,8 @@ def explain(
 def report(
     run: Run,
     out_file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help=".html or .md; by default RUN/report.html")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="page to write, .html or .md; by default RUN/report.html"),
     ] = None,
 ) -> None:
     """Write a report of a run, as a page or as Markdown: its config, its cost and its results."""
@@ -72,9 +80,10 @@ def watch(run: Run, port: options.Port = 8200) -> None:
 
 
 def vote(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN|DIR ...", help="folders of runs or of samples")],
     out_file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="by default votes.jsonl in the first")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="file of the answers; by default votes.jsonl in the first folder"),
     ] = None,
     port: options.Port = 8300,
 ) -> None:

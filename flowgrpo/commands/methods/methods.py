@@ -26,7 +26,10 @@ else:  # it imports the schemas of both wings
 LABEL = 12  # width of the labels in a description
 
 
-def methods(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="a preset, a word, a paper or an option")] = None,
+    form: Format = "human",
+) -> None:
     """List the presets and the words of each axis, or describe those that match a name, a paper or an option."""
     entries = catalogue.catalogue()
     if name is not None:
@@ -80,7 +83,7 @@ def _list(entries: Sequence[Entry]) -> None:
                 table.add_row(entry.axis, entry.name, entry.summary)
         out.print(table)
         out.print()
-    say("flowgrpo methods NAME tells of options, source, formula and departures")
+    say("flowgrpo methods NAME shows options, source, formula and differences from the paper")
 
 
 def describe(entry: Entry) -> list[tuple[str, str]]:

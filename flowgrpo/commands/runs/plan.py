@@ -97,7 +97,8 @@ def show(
         keys = " and ".join(f"train.{key}" for key in settings.train.found)
         table.add_row(
             "found",
-            f"{keys}, when the run starts; counted here with {settings.train.most_rows}, the most that one process tries",
+            f"the run finds {keys} at its start; the plan counts "
+            f"{settings.train.most_rows}, the most that one process tries",
         )
     out.print(table)
     for part, lines in (("gpu", memory_budget.lines), ("cost", gpu_scaling.lines)):

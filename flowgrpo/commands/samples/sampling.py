@@ -25,31 +25,37 @@ BESIDE_CONFIG = ("model", "call", "groups", "pairs", "form")  # options that go 
 def sample(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="built-in name, local folder or hub id; with --groups a config, too")
+        str, typer.Argument(metavar="MODEL", help="built-in name, folder or hub id; with --groups also a config")
     ],
-    out_folder: Annotated[Path | None, typer.Option("--out", metavar="DIR")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="folder to write")] = None,
     *,
     call: Annotated[
         list[str] | None,
         typer.Argument(
-            help="arguments of the pipeline's call; of a language model length, decoder and so on; of a config its keys",
+            help="arguments of the pipeline's call; for a language model length, decoder and so on; for a config its keys",
             metavar="[KEY=VALUE ...]",
         ),
     ] = None,
     groups: Annotated[
         Path | None,
-        typer.Option("--groups", metavar="DIR", help="groups of latents with rewards, which data.groups trains from"),
+        typer.Option(
+            "--groups", metavar="DIR", help="write groups of latents with rewards, to train from (data.groups)"
+        ),
     ] = None,
     group_size: Annotated[
-        int | None, typer.Option("--group-size", min=2, help="of --groups: samples of a prompt; by default 16")
+        int | None, typer.Option("--group-size", min=2, help="with --groups: samples of each prompt; by default 16")
     ] = None,
     reward: Annotated[
         list[str] | None,
-        typer.Option("--reward", metavar="REWARD", help="of --groups and --search: a name or a map, once or more"),
+        typer.Option("--reward", metavar="REWARD", help="with --groups or --search: a name or a map; can be repeated"),
     ] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option("--pairs", metavar="FILE", help="of --groups: .parquet of preferences, in Pick-a-Pic's columns"),
+        typer.Option(
+            "--pairs",
+            metavar="FILE",
+            help="with --groups: also write preference pairs as .parquet, in Pick-a-Pic's columns",
+        ),
     ] = None,
     search: options.Search = None,
     width: options.Width = None,
@@ -57,19 +63,22 @@ def sample(
     level: options.Level = None,
     compare_at: options.CompareAt = None,
     temperature: options.Temperature = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", metavar="TEXT")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="a prompt; can be repeated")
+    ] = None,
     prompts_file: options.PromptsFile = None,
     column: options.Column = "prompt",
     adapter: Annotated[
-        str | None, typer.Option("--adapter", metavar="LORA", help="an export, or any LoRA that model.lora.path takes")
+        str | None,
+        typer.Option("--adapter", metavar="LORA", help="an export, or another LoRA that model.lora.path accepts"),
     ] = None,
     adapter_steps: Annotated[
         str | None,
         typer.Option(
-            "--adapter-steps", metavar="FIRST:END", help="fractions of the steps that --adapter acts on, as 0:0.6"
+            "--adapter-steps", metavar="FIRST:END", help="part of the steps in which --adapter acts, such as 0:0.6"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i; of --groups run.seed")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="prompt i starts from seed + i; with --groups as run.seed")] = 0,
     batch_size: options.SampleBatch = 16,
     dtype: options.Dtype = "float32",
     quantise: options.Quantise = None,

@@ -21,7 +21,10 @@ from rewards.cards import BYTES
 Options = Mapping[str, Any]  # name -> default, or `inspect.Parameter.empty`
 
 
-def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None, form: Format = "human") -> None:
+def rewards(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the reward to describe")] = None,
+    form: Format = "human",
+) -> None:
     """List the rewards that can be used by name, or describe one."""
     rows = catalogue()
     if name is not None:
@@ -42,7 +45,7 @@ def rewards(name: Annotated[str | None, typer.Argument(metavar="[NAME]")] = None
         for row in rows:
             table.add_row(*(row[key] or "" for key in ("name", "inputs", "range")))
         out.print(table)
-        say("flowgrpo rewards NAME tells of weights, licence and options")
+        say("flowgrpo rewards NAME shows weights, licence and options")
 
 
 def catalogue() -> list[dict[str, Any]]:

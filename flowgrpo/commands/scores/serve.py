@@ -26,16 +26,22 @@ def check_packages(command: str) -> None:
 def serve(
     uses: Annotated[
         list[str],
-        typer.Argument(metavar="REWARD ...", help="as a config uses them; or maps, '{use: ..., options: ...}'"),
+        typer.Argument(
+            metavar="REWARD ...",
+            help="as in a config: a name, ./file.py:object, or a map such as '{use: ..., options: ...}'",
+        ),
     ],
     *,
     port: options.Port = 8100,
-    host: Annotated[str, typer.Option("--host")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
     token_env: Annotated[
-        str | None, typer.Option("--token-env", metavar="NAME", help="environment variable with a token to ask for")
+        str | None,
+        typer.Option("--token-env", metavar="NAME", help="environment variable with the token that clients must send"),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="waiting requests are joined up to it")] = 64,
-    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="largest request")] = 256,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="join waiting requests up to this many samples")
+    ] = 64,
+    max_mib: Annotated[int, typer.Option("--max-mib", min=1, help="largest request, in MiB")] = 256,
     device: options.Device = None,
 ) -> None:
     """Serve rewards over HTTP; a run uses them by their URLs."""

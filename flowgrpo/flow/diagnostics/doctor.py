@@ -138,7 +138,9 @@ def _checks(
     except InputError as error:
         yield _cause(policy, rows[0], str(error))
         return
-    sharing = "rows share calls" if policy.capabilities.max_batch is None else "one row a call, which is slower"
+    sharing = (
+        "samples share model calls" if policy.capabilities.max_batch is None else "one sample a call, which is slower"
+    )
     for sentence in cost["warnings"]:
         yield Check("warning", True, sentence)
     yield Check("runs", True, f"{type(policy.pipe).__name__}, {len(policy.sigmas) - 1} steps, {sharing}")
@@ -251,8 +253,8 @@ def _conditioning(policy: DiffusersPolicy, row: Row) -> Check:
     first, second = (policy.velocity(state, policy.sigmas[0], [row]) for _ in range(2))
     gap = max(gap_of(a, b) for a, b in zip(first, second, strict=True))
     advice = (
-        "the pipeline gives another velocity for the same input: something in it, its conditioning perhaps, is random and "
-        "heeds neither the generator nor torch's seed, or is left in training mode (dropout); make it repeatable"
+        "the pipeline gives another velocity for the same input: part of it, such as its conditioning, is random and "
+        "ignores the generator and torch's seed, or is in training mode (dropout); make it repeatable"
     )
     return Check("conditioning", gap == 0, f"{gap:.1e} between two equal calls", advice if gap else "")
 
@@ -276,7 +278,7 @@ def _times(policy: DiffusersPolicy, row: Row) -> Check:
     worst = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
     names = ", ".join(sorted({str(kind).removeprefix("torch.") for kind in kinds}))
     advice = (
-        f"times or sigmas are rounded to {names} on their way, so a step is computed for another time than the schedule's; "
+        f"the pipeline rounds times or sigmas to {names}, so a step is computed for another time than the schedule's; "
         "keep them in float32"
     )
     ok = worst <= torch.finfo(stored).eps
@@ -297,17 +299,17 @@ def _drift_and_gradients(
     total = sum(norm**2 for norm in norms) ** 0.5
     exact, learns = largest <= bound, finite and total > 0
     wrong_ratio = (
-        "the replay does not score what was rolled out, so every ratio is wrong: the checks above may say why; if not, "
-        "try another attention backend, or model.dtype=float32"
+        "the update does not reproduce the log-probabilities of the rollout, so every ratio is wrong: the checks above "
+        "may say why; if not, try another attention backend, or model.dtype=float32"
     )
     unlearnt = (
         "gradients are not finite: try model.dtype=bfloat16 instead of float16, or float32"
         if norms and not finite
-        else "no gradient reaches the trained weights: is something of the forward pass under no_grad?"
+        else "no gradient reaches the trained weights: does part of the forward pass run under no_grad?"
     )
     reached = f"norm {total:.1e} over {len(norms)} of {len(weights.parameters)} tensors"
     return [
-        Check("drift", exact, f"{largest:.1e}, at most {bound:g} is right", "" if exact else wrong_ratio),
+        Check("drift", exact, f"{largest:.1e}, the limit is {bound:g}", "" if exact else wrong_ratio),
         Check("gradients", learns, reached, "" if learns else unlearnt),
     ]
 
@@ -357,7 +359,7 @@ def _time(per_row: dict[str, float], cost: dict[str, Any]) -> Check:
         + cost["decoded"] * per_row["decode"]
     )
     samples = cost["decoded"] or cost["geometry"]["samples"]  # stored samples are not decoded
-    return Check("time", True, f"about {total:.1f} s an iteration of {samples} samples, without the rewards")
+    return Check("time", True, f"about {total:.1f} s for an iteration of {samples} samples, without the rewards")
 
 
 def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Config) -> Check:
@@ -383,10 +385,10 @@ def _reload(policy: DiffusersPolicy, weights: Weights, row: Row, settings: Confi
             gap = gap_of(fresh.generate([row]), changed)
     moved = gap_of(before, changed)
     ok = gap <= moved / 10
-    advice = "what export writes does not give the trained pipeline back; please report this class"
+    advice = "the exported weights do not reproduce the trained pipeline; please report this class"
     return Check(
         "lora_reload",
         ok,
-        f"reloaded, the sample differs by {gap:.1e}; training moved it by {moved:.1e}",
+        f"{gap:.1e} between the reloaded and the changed model; the change moved the sample by {moved:.1e}",
         "" if ok else advice,
     )

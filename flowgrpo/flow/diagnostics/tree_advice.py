@@ -120,9 +120,9 @@ def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided
     if advised.first is not None:
         what += f" at step {advised.first}" if advised.splits else f" with draws from step {advised.first} on"
         what += (
-            f": later steps decide {_decided(_from(advised.first, shares)):.0%} of the variance, and a second is predicted "
-            f"to gain {advised.gain:.2f} times what chains with the usual draws gain"
+            f": later steps decide {_decided(_from(advised.first, shares)):.0%} of the variance, and the predicted gain "
+            f"of a second is {advised.gain:.2f} times that of chains with the usual draws"
         )
     if not advised.splits:
-        what += f" (no split is predicted to gain {OF_SPLITS:g} times as much)"
-    return Check("tree", True, f"{what}; set {advised.overrides}")
+        what += f"; no split is predicted to gain {OF_SPLITS:g} times as much"
+    return Check("tree", True, f"{what}; {advised.overrides}")

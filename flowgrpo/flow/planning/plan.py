@@ -159,27 +159,27 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
     batch = (
-        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories from {g['roots']} roots each, "
-        f"{g['updates']} updates, split by {g['split']}"
+        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories, {g['roots']} roots a group; "
+        f"{g['updates']} optimizer steps, split by {g['split']}"
     )
     steps = (
         f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
         f"{g['update_batches']} batches of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
-        steps += f" ({g['level_batches']} if the pipeline takes one time a call)"
+        steps += f" ({g['level_batches']} if a call of the pipeline takes only one time)"
     update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
-    evaluations = f"{cost['rollout']:,} rollout + {update}, each iteration{_format_spared(planned)}"
+    evaluations = f"each iteration: {cost['rollout']:,} rollout + {update}{_format_spared(planned)}"
     early = planned["early_stop"]
     stopped = (
-        f"{early['stopped']} chains on average, whose {early['saved_evaluations']:,} further rollout evaluations are saved; "
-        f"{g['samples']} of the samples decoded are clean estimates, to choose them"
+        f"{early['stopped']} chains on average, which saves {early['saved_evaluations']:,} rollout evaluations; "
+        f"{g['samples']} of the decoded samples are clean estimates, which choose the chains"
     )
-    draft = f"{planned['drafted']} of the samples decoded, to choose starts from"
-    calibration = f"{before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded, once"
+    draft = f"{planned['drafted']} of the decoded samples are drafts, which choose the starts"
+    calibration = f"once: {before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded"
     comparison = (
-        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded, each {compares['every']} "
-        "iterations from the first on"
+        f"every {compares['every']} iterations, from the first: {compares['model_evaluations']:,} model evaluations, "
+        f"{compares['decoded']} decoded"
     )
     hinted = planned["hinted"]
     samples = planned["config"]["algorithm"]["hints"].get("source") in ("search", "teacher")
@@ -187,7 +187,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
         + " and get candidates" * samples
     )
-    held_out = f"{evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded, each time"
+    held_out = f"each time: {evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded"
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
@@ -200,7 +200,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("comparison", comparison)] * bool(compares["every"]),
         *[("with hints", hints)] * bool(hinted["decoded"]),
         *second_stage.plan_lines(planned["second_stage"]),
-        ("decoded", f"{planned['decoded']}, {planned['reward_calls']} reward calls"),
+        ("decoded", f"{planned['decoded']} samples, {planned['reward_calls']} reward calls"),
         *_memory(planned),
         ("evaluation", held_out),
         *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
@@ -228,12 +228,12 @@ def _format_spared(planned: dict[str, Any]) -> str:
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the line of the memory estimate; [] if it is unknown but the plan has the estimate of --gpu-memory."""
     if "memory" not in planned:
-        words = "the hub cannot be reached; --gpu-memory 24, say, counts it from the configs that are known here"
+        words = "unknown, as the hub cannot be reached; --gpu-memory 24 counts it from stored configs"
         return [] if "gpu" in planned else [("memory", words)]
     on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
     processes = planned["config"]["run"]["processes"]
     every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
-    words = f"{on_device}, {host:.2f} beside it{every}, and activations, which --gpu-memory 24 counts"
+    words = f"{on_device}, {host:.2f} GiB in host memory{every}; --gpu-memory 24 also counts activations"
     return [("memory", words)]
 
 

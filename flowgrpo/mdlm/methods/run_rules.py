@@ -29,8 +29,8 @@ def check(config: Any) -> None:
             f"run.engine.log_probs: {algorithm.objective.name} weighs whole groups, not single answers; take false"
         )
     if algorithm.tree.name != "chain":
-        raise InputError("algorithm.tree: an engine decodes whole answers, take chain or leave run.engine out")
+        raise InputError("algorithm.tree: an engine decodes whole answers; take chain, or remove run.engine")
     if algorithm.credit.name == "step_gain":
-        raise InputError("algorithm.credit: an engine tells no predictions of single steps, take terminal")
+        raise InputError("algorithm.credit: an engine returns no predictions of single steps; take terminal")
     if algorithm.objective.solutions is not None:
         raise InputError(f"run.engine: {algorithm.objective.name} samples no rollouts, remove it")

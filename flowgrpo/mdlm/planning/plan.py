@@ -155,17 +155,17 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} updates, {g['passes']} passes, split by {g['split']}",
+            f"{g['updates']} optimizer steps, {g['passes']} passes, split by {g['split']}",
         ),
         *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
         * (g["roots"] < g["group_size"]),
         ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
-        ("model evaluations", f"{rollout} rollout + {update} update ({learning} with a backward pass), each iteration"),
+        ("model evaluations", f"each iteration: {rollout} rollout + {update} update ({learning} with a backward pass)"),
         *second_stage.plan_lines(planned["second_stage"]),
-        ("decoded", f"{planned['decoded']}, {calls} reward calls"),
-        ("memory", f"{on_device}, {host:.2f} beside it, and activations, which --gpu-memory 24 counts"),
-        ("evaluation", f"{evaluations} model evaluations, {evaluation['decoded']} decoded, each time"),
+        ("decoded", f"{planned['decoded']} answers, {calls} reward calls"),
+        ("memory", f"{on_device}, {host:.2f} GiB in host memory; --gpu-memory 24 also counts activations"),
+        ("evaluation", f"each time: {evaluations} model evaluations, {evaluation['decoded']} decoded"),
     ]
 
 

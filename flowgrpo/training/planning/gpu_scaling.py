@@ -174,25 +174,25 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{each['gpus']:>5}" + _row(cells, heads)
     gpu = found["gpu_type"]
     yield (
-        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak, and no less than a core takes to "
-        "launch its calls; samples, GiB and GB sent of one GPU; fixed: what no GPU takes away, rewards among it, a guess "
-        "(--fixed-seconds)"
+        f"seconds of an iteration on {gpu}, at {found['utilisation']:.0%} of its peak speed, or the time that a CPU core "
+        "takes to launch the calls, if longer; samples, GiB and GB sent are for one GPU; fixed: work that more GPUs do not "
+        "reduce, such as rewards, a guess (--fixed-seconds)"
     )
     if found["found"]:
-        yield f"found when the run starts, and counted with the most that fits {gpu}: {as_overrides(found['found'])}"
+        yield f"found when the run starts; counted here with the most that fits {gpu}: {as_overrides(found['found'])}"
     asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
     limit = found["limit"]
     yield f"on {asked['gpus']} GPUs {_LIMITS[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
     short = [str(each["gpus"]) for each in found["costs"] if each["peak"] > found["gpu_bytes"]]
     if short:
         room = f"{found['gpu_bytes'] / GIB:.1f}"
-        yield f"does not fit the {room} GiB of one on {', '.join(short)} GPUs: --gpu-memory {room} says what to set"
+        yield f"on {', '.join(short)} GPUs it does not fit the {room} GiB of each; --gpu-memory {room} shows what to set"
     if found["refused"] is not None:
         yield f"a run on {asked['gpus']} GPUs is refused: {found['refused']}"
     if found["idle"]:
-        yield f"{found['idle']} of them have nothing to sample: take fewer, or more train.groups"
+        yield f"{found['idle']} of them have nothing to sample: take fewer GPUs, or raise train.groups"
     for change in found["changes"]:
-        memory = f", {change['peak'] / GIB:.1f} GiB" if "peak" in change else "; for its memory ask --gpu-memory"
+        memory = f", {change['peak'] / GIB:.1f} GiB" if "peak" in change else "; --gpu-memory shows its memory"
         yield f"with {as_overrides(change['set'])}: {change['total']:.1f} s, efficiency {change['efficiency']:.0%}{memory}"
 
 
@@ -204,7 +204,7 @@ _LIMITS = {
     "rollout": "sampling takes the most",
     "decode": "decoding takes the most",
     "update": "the update takes the most",
-    "evaluate": "evaluations take the most, once in eval.every iterations; run.evaluators (not planned) spares them",
+    "evaluate": "evaluations, every eval.every iterations, take the most; run.evaluators (not planned) moves them elsewhere",
     "traffic": "waiting for other GPUs takes the most",
     "fixed": "the fixed part takes the most",
 }

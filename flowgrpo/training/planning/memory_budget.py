@@ -154,30 +154,30 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for phase in found["phases"]:
         sizes = (_gib(phase[name]) if name in phase else "" for name in (*PARTS, "total"))
         yield f"{phase['phase']:10}{phase['rows']:>6}" + "".join(f"{size:>12}" for size in sizes)
-    yield f"in GiB; at least: with {LIBRARIES / GIB:.0f} GiB and {FRAGMENTS:.0%} more, for libraries and fragments"
+    yield f"sizes in GiB; 'at least' adds {FRAGMENTS:.0%} for fragments and {LIBRARIES / GIB:.0f} GiB for libraries"
     if found["found"]:
-        yield f"found when the run starts, and counted with the most that fits: {as_overrides(found['found'])}"
+        yield f"found when the run starts; counted here with the most that fits: {as_overrides(found['found'])}"
     if found["rewards_not_counted"]:
         yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
-    yield "samples: decoded ones that wait for their rewards; what rewards allocate while they run is not counted"
+    yield "samples: decoded samples that wait for rewards; not counted: memory that rewards allocate while they run"
     if found["fits"]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
-        yield f"fits {_gib(room)} GiB: at most {_gib(found['peak'])}, in the phase {phase}; {_most(found['largest'])}"
+        yield f"fits {_gib(room)} GiB: the peak is {_gib(found['peak'])}, in the phase {phase}; {_most(found['largest'])}"
     elif found["set"] is None:
-        yield f"does not fit {_gib(room)} GiB, whatever is set of all that is tried: take a larger GPU, or smaller samples"
+        yield f"does not fit {_gib(room)} GiB with any setting that was tried; take a larger GPU, or smaller samples"
     else:
         after = _gib(found["peak_when_set"])
-        yield f"does not fit {_gib(room)} GiB as it is; it does, with {after}, by: {as_overrides(found['set'])}"
+        yield f"does not fit {_gib(room)} GiB; it fits, with a peak of {after}, if you set {as_overrides(found['set'])}"
     if (embeddings := found["embeddings"])["prompts"]:
         size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
         yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
     if (graphs := found["graphs"])["rows"]:
         kept, rows = graphs["kept_rows"], graphs["rows"]
-        every = "" if kept == rows else f"; those of all {rows:,} rows would take {_gib(graphs['bytes'])}"
-        some = f"graphs of {kept:,} rows for the first update, {_gib(graphs['kept_bytes'])}"
+        every = "" if kept == rows else f"; those of all {rows:,} rows would take {_gib(graphs['bytes'])} GiB"
+        some = f"graphs of {kept:,} rows for the first update, {_gib(graphs['kept_bytes'])} GiB"
         yield f"train.replay: the rollout keeps {some if kept else 'no graphs for the first update'}{every}"
     for switch in found["switches"]:
-        yield f"with {as_overrides(switch['set'])}: {_gib(switch['peak'])}; {_most(switch['largest'])}"
+        yield f"with {as_overrides(switch['set'])}: a peak of {_gib(switch['peak'])}; {_most(switch['largest'])}"
 
 
 def _most(largest: dict[str, int]) -> str:

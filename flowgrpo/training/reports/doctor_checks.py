@@ -100,9 +100,9 @@ def _format_peak(planned: Callable[[int], dict[str, Any]], total: int) -> str:
     try:
         phases = planned(total)["phases"]
     except (InputError, NotImplementedError) as error:  # as `training.planning.allocation_counter` raises it
-        return f"a run's is not planned ({error})"
+        return f"a run's peak is unknown ({error})"
     highest = max(phases, key=lambda phase: phase["total"])
-    return f"{_gib(highest['total'])} planned of a run, in the phase {highest['phase']}"
+    return f"{_gib(highest['total'])} planned for a run, in the phase {highest['phase']}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:

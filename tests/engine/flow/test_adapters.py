@@ -93,7 +93,8 @@ def test_a_push_that_was_skipped_without_a_word_is_an_error(engine, adapters, we
             weights.parameters[0].add_(1.0)
     engine.skips_pushes = True
     with pytest.raises(
-        EngineError, match=r"answered that it merged run-transformer-\w+, but its transformer has the checksum"
+        EngineError,
+        match=r"answered that it merged run-transformer-\w+, but the checksum of its transformer did not change",
     ):
         adapters.push()
 
@@ -103,7 +104,7 @@ def test_adapters_of_which_the_engine_knows_no_layer_are_an_error(engine, adapte
     monkeypatch.setattr(
         adapters, "_tensors", lambda: {"transformer": {f"other.{k}": t for k, t in real("transformer").items()}}
     )
-    with pytest.raises(EngineError, match="it may know none of the adapters' layers"):
+    with pytest.raises(EngineError, match="it may have none of the layers of these adapters"):
         adapters.push()
 
 
@@ -112,7 +113,8 @@ def test_an_engine_that_somebody_else_gives_other_adapters_is_noticed(engine, ad
     name = engine.merged
     engine.merged = "other-run"
     with pytest.raises(
-        EngineError, match=f"has the adapters transformer: other-run, not those that were pushed, transformer: {name}"
+        EngineError,
+        match=f"has the adapters transformer: other-run instead of the ones that the run sent, transformer: {name}",
     ):
         adapters.verify()
     adapters.release()
@@ -128,11 +130,14 @@ def test_networks_and_biases_that_an_engine_leaves_out_are_refused(adapters, wei
 
     state = weights.adapter_state("transformer")
     monkeypatch.setattr(weights, "adapter_state", lambda network: {**state, "layer.lora_B.bias": torch.ones(2)})
-    with pytest.raises(InputError, match=r"^model.lora.path: its adapters have biases"):
+    with pytest.raises(
+        InputError,
+        match=r"^model.lora.path: its adapters have biases, which an engine ignores; start from other adapters",
+    ):
         again()
     monkeypatch.setattr(weights, "modules", {"unet": None})
     with pytest.raises(
-        InputError, match=r"^run.engine: adapters can be pushed for transformer and transformer_2, not for unet"
+        InputError, match=r"^run.engine: an engine takes adapters of transformer and transformer_2, not of unet"
     ):
         again()
 

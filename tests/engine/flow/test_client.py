@@ -60,10 +60,10 @@ def test_adapters_of_two_networks_are_told_as_lists_and_those_of_one_as_texts():
 @pytest.mark.parametrize(
     ("content", "status", "call", "why"),
     [
-        (b"<html>", 200, "active", "/v1/list_loras answered with something else than a JSON object"),
-        (b"[" * 9999, 200, "active", "/v1/list_loras answered with something else than a JSON object"),
-        (b"{}", 200, "active", "/v1/list_loras answered without a map of what is active"),
-        (b'{"active": {"transformer": ["x"]}}', 200, "active", "answered with something else than lists of adapters"),
+        (b"<html>", 200, "active", "/v1/list_loras did not answer with a JSON object"),
+        (b"[" * 9999, 200, "active", "/v1/list_loras did not answer with a JSON object"),
+        (b"{}", 200, "active", "/v1/list_loras did not answer which adapters are active"),
+        (b'{"active": {"transformer": ["x"]}}', 200, "active", "did not answer with lists of adapters"),
         (b'{"detail": "Failed to list"}', 500, "active", r"/v1/list_loras answered 500: .*Failed to list"),
         (
             b'{"status": "no"}',

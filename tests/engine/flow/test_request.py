@@ -42,30 +42,42 @@ def test_a_chain_and_a_window_can_be_rolled_out():
         ({"run__staleness": 1}, "run.staleness: .* set it to 0"),
         ({"run__generators": 1, "run__processes": 2}, "run.generators: .* set it to 0"),
         ({"run__sharding": "fsdp2"}, "run.sharding: .* set it to none"),
-        ({"model__lora": None}, "model.lora: an engine is pushed adapters"),
-        ({"train__draft": {"pool": 2}}, "train.draft: the starts are the engine's own"),
-        ({"algorithm": {"preset": "dance_grpo"}}, "algorithm.tree.start: an engine draws a start for each sample"),
-        ({"algorithm__kernel": "dance_sde"}, "algorithm.kernel: an engine has no dance_sde, take flow_sde or cps"),
-        ({"algorithm__kernel": "manifold"}, "algorithm.kernel: an engine has no manifold"),
+        ({"model__lora": None}, "model.lora: an engine gets adapters, not whole networks; give it a rank"),
+        (
+            {"train__draft": {"pool": 2}},
+            "train.draft: an engine draws its own starts, so no draft can choose them; set it to null",
+        ),
+        (
+            {"algorithm": {"preset": "dance_grpo"}},
+            "algorithm.tree.start: an engine draws a new start for each sample; take independent",
+        ),
+        (
+            {"algorithm__kernel": "dance_sde"},
+            "algorithm.kernel: an engine cannot sample with dance_sde; take flow_sde or cps",
+        ),
+        ({"algorithm__kernel": "manifold"}, "algorithm.kernel: an engine cannot sample with manifold"),
         (
             {"algorithm__kernel": {"name": "flow_sde", "calibrate": {}}, "algorithm__tree": "twigs"},
-            "algorithm.kernel.calibrate: an engine has one level",
+            "algorithm.kernel.calibrate: an engine has one noise level for all steps; set it to null",
         ),
         (
             {"model__call": {**SIZES, "max_sequence_length": 256}},
-            "model.call.max_sequence_length: an engine cannot be told it; start it with the same and name it in "
-            "run.engine.untold, or set run.engine=null",
+            "model.call.max_sequence_length: an engine takes no such argument in a request; start the engine with "
+            "the same value and add it to run.engine.untold, or set run.engine=null",
         ),
         (
             {"model__call": {**SIZES, "guidance_scale_2": 2.0}},
-            "model.call.guidance_scale_2: an engine cannot be told it",
+            "model.call.guidance_scale_2: an engine takes no such argument",
         ),
         (
             {"run__engine__log_probs": True},
-            "run.engine.log_probs: an engine of flow models always tells them, remove it",
+            "run.engine.log_probs: an engine of a flow model always returns them; remove it",
         ),
         ({"run__engine__untold": ["hight"]}, "run.engine.untold: 'hight' is not in model.call, .*height"),
-        ({"model__call": {"num_inference_steps": 4, "width": 64}}, "model.call.height: an engine must be told it"),
+        (
+            {"model__call": {"num_inference_steps": 4, "width": 64}},
+            "model.call.height: an engine needs it; give a number",
+        ),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_in_a_sentence(overrides, said):
@@ -74,7 +86,7 @@ def test_what_an_engine_cannot_do_is_refused_in_a_sentence(overrides, said):
 
 
 def test_conditions_are_refused():
-    with pytest.raises(InputError, match="^prompts.train: an engine is not sent the column image; remove it"):
+    with pytest.raises(InputError, match="^prompts.train: an engine does not use the column image; remove it"):
         request.check(settings(), diffusers.QwenImageEditPipeline, [Prompt("a", {"image": "fox.png"})])
 
 
@@ -116,7 +128,7 @@ class AddsGuidance:
 
 
 def test_guidance_of_another_kind_is_refused():
-    with pytest.raises(InputError, match="^run.engine: AddsGuidance is not guided as an engine guides"):
+    with pytest.raises(InputError, match="^run.engine: AddsGuidance applies guidance in another way than an engine"):
         request.call_of(AddsGuidance, SIZES, distilled=False, untold=[])
 
 
@@ -127,19 +139,30 @@ def test_steps_are_those_of_the_plan_and_states_those_around_trained_ones():
 
 def test_trees_and_levels_of_their_own_are_refused():
     options = {"stochastic": range(3), "trained": range(3), "sibling_strength": None, "noise_scale": 1.0}
-    with pytest.raises(InputError, match="^algorithm.tree: an engine walks chains, without branches"):
+    with pytest.raises(
+        InputError, match="^algorithm.tree: an engine samples chains without branches; take chain or window"
+    ):
         request.steps_of(branch([KERNEL] * 4, [1], 2, **options), 4)
-    with pytest.raises(InputError, match="^algorithm.kernel.level: an engine has one level for all steps"):
+    with pytest.raises(
+        InputError, match="^algorithm.kernel.level: an engine has one noise level for all steps; give one level"
+    ):
         request.steps_of(chain([KERNEL, Kernel("flow_sde", 0.5)] * 2, [0, 1], [0, 1]), 4)
-    with pytest.raises(InputError, match="^algorithm.tree: an engine walks chains, without branches"):
+    with pytest.raises(
+        InputError, match="^algorithm.tree: an engine samples chains without branches; take chain or window"
+    ):
         request.check(settings(algorithm__tree="branch"), SD3)
-    with pytest.raises(InputError, match="^algorithm.kernel.level: an engine has one level for all steps"):
+    with pytest.raises(
+        InputError, match="^algorithm.kernel.level: an engine has one noise level for all steps; give one level"
+    ):
         request.check(settings(algorithm__kernel={"name": "flow_sde", "level": [0.7, 0.5] * 5}), SD3)
 
 
 def test_a_sigma_that_is_1_to_us_and_not_to_an_engine_is_refused_where_a_step_is_stochastic():
     sigmas = [0.9995, 0.7, 0.5, 0.2, 0.0]
-    with pytest.raises(InputError, match="^algorithm.tree.steps: step 0 begins at sigma 0.9995, which an engine"):
+    with pytest.raises(
+        InputError,
+        match="^algorithm.tree.steps: step 0 begins at sigma 0.9995, which counts as 1 here but not in an engine",
+    ):
         request.check_sigmas(request.steps_of(chain([KERNEL] * 4, [0, 1], [0, 1]), 4), sigmas)
     request.check_sigmas(request.steps_of(chain([KERNEL] * 4, [1], [1]), 4), sigmas)
     request.check_sigmas(request.steps_of(chain([KERNEL] * 4, [0, 1], [1]), 4), [1.0, *sigmas[1:]])

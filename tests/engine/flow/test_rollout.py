@@ -175,18 +175,18 @@ def sent(*shape, value=0.5, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
-        (changed(prompt="another"), "answered for another prompt or seed than was asked for"),
-        (changed(seed=1), "answered for another prompt or seed than was asked for"),
+        (changed(prompt="another"), "answered for another prompt or seed than the request's"),
+        (changed(seed=1), "answered for another prompt or seed than the request's"),
         (changed(dit_trajectory=None), "sent no trajectory; it may be too old for rollout_return_dit_trajectory"),
         (changed(latents=sent(5, 4, 8, 8)), "sent latents of 5 x 4 x 8 x 8 in float32, not 3 x 4 x 8 x 8 in float32"),
         (changed(latents=sent(3, 64, 4)), "sent latents of 3 x 64 x 4 in float32, not 3 x 4 x 8 x 8"),
-        (changed(sigmas=sent(5)), r"walked other sigmas, 0.5 at step \d where .*; start it with the same shift"),
+        (changed(sigmas=sent(5)), r"used other sigmas than the pipeline, 0.5 instead of .* at step \d; start it with"),
         (changed(sigmas=sent(4)), "sent sigmas of 4 in float32, not 5"),
         (changed(latent_step_indices=sent(3, value=1, dtype=torch.int64)), r"sent the states of steps \[1, 1, 1\], not"),
         (changed(rollout_log_probs=sent(3)), "sent rollout_log_probs of 3 in float32, not 4"),
         (changed(rollout_log_probs=None), "sent no tensor as rollout_log_probs"),
         (changed(generated_output=sent(3, 8, 8)), "sent generated_output of 3 x 8 x 8 in float32, not 3 x 16 x 16"),
-        (changed(generated_output=sent(3, 16, 16, value=-1.0)), "sent a generated_output with values outside of 0 to 1"),
+        (changed(generated_output=sent(3, 16, 16, value=-1.0)), "sent a generated_output with values outside 0 to 1"),
     ],
 )  # fmt: skip
 def test_an_answer_that_is_not_of_this_model_is_refused_in_a_sentence(rollout, engine, edit, why):

@@ -60,13 +60,13 @@ def test_tensors_are_read_from_bytes_and_from_base64_alike():
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"<html>Bad gateway</html>", "answered with what is not msgpack"),
-        (b"", "answered with what is not msgpack"),
-        (b"\xdd\xff\xff\xff\xff", "answered with what is not msgpack"),  # a list of four billion
-        (b"\x91" * 5000, "answered with what is not msgpack"),
-        (msgpack.packb({"detail": "no"}), "answered with something else than a list of samples"),
-        (msgpack.packb([1, 2]), "answered with something else than a list of samples"),
-        (msgpack.packb([{}]), "answered with 1 samples where 2 were asked for"),
+        (b"<html>Bad gateway</html>", "answered in another format than msgpack"),
+        (b"", "answered in another format than msgpack"),
+        (b"\xdd\xff\xff\xff\xff", "answered in another format than msgpack"),  # a list of four billion
+        (b"\x91" * 5000, "answered in another format than msgpack"),
+        (msgpack.packb({"detail": "no"}), "did not answer with a list of samples"),
+        (msgpack.packb([1, 2]), "did not answer with a list of samples"),
+        (msgpack.packb([{}]), "answered with 1 samples instead of 2"),
     ],
 )
 def test_an_answer_that_is_no_list_of_samples_is_refused_in_a_sentence(content, said):
@@ -84,7 +84,7 @@ class Trap:
     [
         (None, "sent no tensor as latents"),
         ([1.0], "sent no tensor as latents"),
-        ({"__tensor__": True}, "sent latents with data that are NoneType, not safetensors"),
+        ({"__tensor__": True}, "sent latents as NoneType instead of safetensors"),
         ({"__tensor__": True, "data": pickle.dumps(Trap())}, "sent latents that is not one tensor in safetensors"),
         ({"__tensor__": True, "data": "§$%"}, "sent latents that is not one tensor in safetensors"),
         ({"__tensor__": True, "data": save({"t": torch.ones(2, 3)})[:-1]}, "not one tensor in safetensors"),

@@ -95,7 +95,9 @@ def test_new_adapters_change_nothing_and_need_no_folder(engine, adapters, learne
 
 def test_a_push_that_was_skipped_without_a_word_is_an_error(engine, adapters):
     engine.skips_pushes = True
-    with pytest.raises(EngineError, match=r"has the adapters none, not those that were pushed, model: run-model-\w+$"):
+    with pytest.raises(
+        EngineError, match=r"has the adapters none instead of the ones that the run sent, model: run-model-\w+$"
+    ):
         adapters.push()
 
 
@@ -105,14 +107,14 @@ def test_an_engine_that_forgot_an_adapter_or_took_another_file_is_noticed(engine
     engine.loaded[name][1]["path"] = "/elsewhere"
     adapters.named = None
     with pytest.raises(
-        EngineError, match=rf"has {name} from /elsewhere, not from /.*{name}; does it see another folder"
+        EngineError, match=rf"has {name} from /elsewhere, not from /.*{name}; check that it sees the same folder"
     ):
         adapters.push()
     adapters.release()
     assert engine.loaded == {}
     adapters.push()
     engine.loaded.clear()
-    with pytest.raises(EngineError, match="has the adapters none, not those that were pushed"):
+    with pytest.raises(EngineError, match="has the adapters none instead of the ones that the run sent"):
         adapters.verify()
 
 

@@ -70,7 +70,7 @@ def test_log_probabilities_are_read_as_pairs_with_their_tokens():
 @pytest.mark.parametrize(
     ("tokens", "steps", "why"),
     [
-        (TOKENS, [1] * 7, "sent what no decode leaves, steps: t-0-1-2 has 8 tokens and 7 steps"),
+        (TOKENS, [1] * 7, "sent an answer that no decoding can produce, steps: t-0-1-2 has 8 tokens and 7 steps"),
         ([*TOKENS, 1], [1] * 9, "completions: t-0-1-2 has 9 tokens, more than its 8 columns"),
         ([*TOKENS[:7], 99], [1] * 8, "completions: t-0-1-2 has the token 99, which no step of this model commits"),
         ([*TOKENS[:7], MASK], [1] * 8, "has the token 15, which no step of this model commits"),
@@ -79,15 +79,19 @@ def test_log_probabilities_are_read_as_pairs_with_their_tokens():
         (
             TOKENS,
             [1, 2, 2, 4, 1, 1, 1, 1],
-            "leave some out: its tokens 0 to 3 have 1, 2, 4, not 1, 2, 3; does it fill",
+            "leave some out: its tokens 0 to 3 have 1, 2, 4, not 1, 2, 3; check that it decodes",
         ),
-        (TOKENS, [1, 2, 3, 4, 7, 6, 8, 9], "its tokens 4 to 7 have 6, 7, 8, 9, not 1, 2, 3, 4 or 5, 6, 7, 8; does it"),
+        (
+            TOKENS,
+            [1, 2, 3, 4, 7, 6, 8, 9],
+            "its tokens 4 to 7 have 6, 7, 8, 9, not 1, 2, 3, 4 or 5, 6, 7, 8; check that",
+        ),
         (
             TOKENS,
             [8, 3, 2, 4, 1, 5, 6, 7],
-            "its tokens 0 to 3 have 2, 3, 4, 8, not 1, 2, 3, 4; does it fill other blocks",
+            "its tokens 0 to 3 have 2, 3, 4, 8, not 1, 2, 3, 4; check that it decodes in the blocks of algorithm.decoder",
         ),
-        (TOKENS, [0, 1, 2, 3, 4, 5, 6, 7], "sent the step 0 of t-0-1-2; they are counted from 1"),
+        (TOKENS, [0, 1, 2, 3, 4, 5, 6, 7], "sent the step 0 of t-0-1-2; the first step is 1"),
         (TOKENS[:6], [1] * 6, "sent 6 of the 8 tokens of t-0-1-2$"),
     ],
 )
@@ -104,10 +108,13 @@ def test_one_that_ends_too_early_needs_its_end():
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"id": "t-0-1-3"}, "sent the completion 't-0-1-3' where 't-0-1-2' was asked for"),
+        ({"id": "t-0-1-3"}, "sent the completion 't-0-1-3' instead of 't-0-1-2'"),
         ({"prompt_tokens": 4}, "completed a prompt of 4 tokens, where t-0-1-2 has 3"),
         ({"prompt_tokens": None}, "completed a prompt of None tokens"),
-        ({"step_maps": None}, "sent no meta_info.step_maps, the step of each token; see docs/research/engines.md"),
+        (
+            {"step_maps": None},
+            "sent no meta_info.step_maps, the step of each token; docs/research/engines.md names engines that send it",
+        ),
     ],
 )
 def test_one_of_another_prompt_or_without_steps_is_one_sentence(more, why):
@@ -123,7 +130,7 @@ def test_one_of_another_prompt_or_without_steps_is_one_sentence(more, why):
     [
         (None, "sent no output_token_logprobs of t-0-1-2 for its 8 tokens"),
         ([[-1.0, 1]], "sent 1 output_token_logprobs of t-0-1-2 for its 8 tokens"),
-        ([[-1.0, 1]] * 8, "sent output_token_logprobs of t-0-1-2 that are not of its tokens"),
+        ([[-1.0, 1]] * 8, "sent output_token_logprobs of t-0-1-2 for other tokens than its own"),
         (
             [[math.nan, token] for token in TOKENS],
             "sent the log-probability nan of t-0-1-2, not a finite number of at most",

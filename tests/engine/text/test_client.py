@@ -40,18 +40,18 @@ def test_models_with_a_parent_are_adapters():
 @pytest.mark.parametrize(
     ("content", "status", "call", "why"),
     [
-        (b"<html>", 200, complete, "at /generate answered with something else than a list of completions"),
-        (b"[" * 999, 200, complete, "at /generate answered with something else than a list of completions"),
-        (b'{"output_ids": []}', 200, complete, "answered with something else than a list of completions"),
-        (b"[1, 2]", 200, complete, "answered with something else than a list of completions"),
-        (b"[{}]", 200, complete, "at /generate answered with 1 completions where 2 were asked for"),
+        (b"<html>", 200, complete, "at /generate did not answer with a list of completions"),
+        (b"[" * 999, 200, complete, "at /generate did not answer with a list of completions"),
+        (b'{"output_ids": []}', 200, complete, "did not answer with a list of completions"),
+        (b"[1, 2]", 200, complete, "did not answer with a list of completions"),
+        (b"[{}]", 200, complete, "at /generate answered with 1 completions instead of 2"),
         (b'{"error": {"message": "no such adapter"}}', 400, complete, "/generate answered 400: no such adapter"),
         (b"{}", 200, lambda client, url: client.adapters(url), "/v1/models answered without a list of its models"),
         (
             b"[]",
             200,
             lambda client, url: client.adapters(url),
-            "/v1/models answered with something else than a JSON obj",
+            "/v1/models did not answer with a JSON obj",
         ),
         (
             b'{"success": false, "error_message": "too\\nmany"}',

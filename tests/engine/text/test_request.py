@@ -30,28 +30,52 @@ def test_a_run_of_adapters_by_a_plain_decoder_passes():
 @pytest.mark.parametrize(
     ("sections", "why"),
     [
-        ({"model": {"path": "digits", "lora": None}}, "model.lora: an engine is pushed adapters"),
-        ({"run": {"sharding": "fsdp2", "processes": 2}}, "run.sharding: adapters are pushed from whole networks"),
+        (
+            {"model": {"path": "digits", "lora": None}},
+            "model.lora: an engine gets adapters, not whole networks; give it a rank",
+        ),
+        (
+            {"run": {"sharding": "fsdp2", "processes": 2}},
+            "run.sharding: an engine gets adapters from whole networks, not from shards; set it to none",
+        ),
         (
             {"run": {"generators": 1, "processes": 2}},
-            "run.generators: an engine rolls out by the weights as they stand",
+            "run.generators: an engine always samples with the current weights; set it to 0",
         ),
-        ({"algorithm": {"preset": "co_grpo"}}, "algorithm.schedule: an engine is not told a step's numbers"),
-        ({"algorithm": {"hints": "inpainting"}}, "algorithm.hints: an engine is given no tokens of an answer"),
-        ({"algorithm": {"decoder": {"cfg_scale": 1.5}}}, "algorithm.decoder.cfg_scale: an engine does not guide"),
-        ({"algorithm": {"decoder": {"suppressed": [3]}}}, "algorithm.decoder.suppressed: an engine is not told tokens"),
+        (
+            {"algorithm": {"preset": "co_grpo"}},
+            "algorithm.schedule: an engine cannot get other settings for each step; take none",
+        ),
+        (
+            {"algorithm": {"hints": "inpainting"}},
+            "algorithm.hints: an engine cannot start from given tokens of an answer; take none",
+        ),
+        (
+            {"algorithm": {"decoder": {"cfg_scale": 1.5}}},
+            "algorithm.decoder.cfg_scale: an engine has no guidance for texts; set it to 0",
+        ),
+        (
+            {"algorithm": {"decoder": {"suppressed": [3]}}},
+            "algorithm.decoder.suppressed: an engine cannot suppress tokens; remove it",
+        ),
         (
             {"algorithm": {"decoder": {"cache": "prefix"}}},
-            "algorithm.decoder.cache: an engine keeps keys and values by",
+            "algorithm.decoder.cache: an engine manages its own cache; remove it",
         ),
-        ({"algorithm": {"decoder": "eoser"}}, "algorithm.decoder.modifiers: an engine scores by itself"),
-        ({"engine": {"untold": ["x"]}}, "run.engine.untold: it names arguments of model.call"),
+        (
+            {"algorithm": {"decoder": "eoser"}},
+            "algorithm.decoder.modifiers: an engine scores proposals itself; take a decoder without it",
+        ),
+        (
+            {"engine": {"untold": ["x"]}},
+            "run.engine.untold: it names arguments of model.call, which language models do not have; remove it",
+        ),
         (
             {"engine": {"log_probs": True}, "algorithm": {"decoder": {"proposal": {"temperature": 0.7}}}},
-            "run.engine.log_probs: they compare with ours where tokens are drawn from all that the model gives",
+            "run.engine.log_probs: an engine's log-probabilities are comparable only if tokens are drawn",
         ),
-        ({"engine": {"truncate": 3}}, "run.engine.truncate: it cuts ratios to what an engine tells"),
-        ({"engine": {"options": {"top_p": 0.9}}}, "run.engine.options: top_p is told by algorithm.decoder"),
+        ({"engine": {"truncate": 3}}, "run.engine.truncate: it bounds ratios to an engine's log-probabilities"),
+        ({"engine": {"options": {"top_p": 0.9}}}, "run.engine.options: algorithm.decoder and model.length set top_p"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_in_a_sentence(sections, why):
@@ -60,7 +84,9 @@ def test_what_an_engine_cannot_do_is_refused_in_a_sentence(sections, why):
 
 
 def test_a_run_and_its_plan_are_refused_by_the_same_check():
-    with pytest.raises(InputError, match=r"^algorithm.decoder.cfg_scale: an engine does not guide"):
+    with pytest.raises(
+        InputError, match=r"^algorithm.decoder.cfg_scale: an engine has no guidance for texts; set it to 0"
+    ):
         door.check(config(algorithm={"decoder": {"cfg_scale": 1.5}}))
 
 

@@ -182,7 +182,9 @@ def test_where_the_engines_numbers_are_off_weights_are_cut_and_the_run_says_so(s
     assert (line["engine/truncated_fraction"], line["engine/mean_weight"]) == (1.0, pytest.approx(1.25))
     assert line["policy/max_abs_log_ratio"] < 1e-5
     said = (folder() / "log.txt").read_text()
-    assert "step 1: the engine's log-probabilities are 1.5 nats per token from ours; are its model, precision" in said
+    assert (
+        "step 1: the engine's log-probabilities are 1.5 nats per token from the trainer's; check that both use" in said
+    )
 
 
 def test_an_engine_that_computes_nothing_with_what_was_pushed_is_seen_by_its_log_probabilities(serving, engine):
@@ -193,7 +195,7 @@ def test_an_engine_that_computes_nothing_with_what_was_pushed_is_seen_by_its_log
     first, last = runs.metrics(folder())
     assert first["engine/mean_abs_log_ratio"] < 1e-5
     assert last["engine/mean_abs_log_ratio"] > 0.01
-    assert "nats per token from ours" in (folder() / "log.txt").read_text()
+    assert "nats per token from the trainer's" in (folder() / "log.txt").read_text()
 
 
 def lose(engine, after, monkeypatch):
@@ -238,7 +240,9 @@ def test_an_engine_that_skips_a_push_ends_the_run_before_it_learns_from_old_weig
     engine.skips_pushes = True
     assert main(["train", "run.yaml", *options(url)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    pushed = rf"stopped after step 1: {url} has the adapters none, not those that were pushed, model: t-model-\w+; a"
+    pushed = (
+        rf"stopped after step 1: {url} has the adapters none instead of the ones that the run sent, model: t-model-\w+"
+    )
     assert re.match(pushed, said)
     assert (folder() / "checkpoints/step-000001").is_dir()
 
@@ -263,8 +267,11 @@ def test_two_processes_ask_for_their_own_texts_and_learn_as_one(serving, alone, 
     ("chosen", "said"),
     [
         (["run.engine.timout=3"], "run.engine.timout"),
-        (["algorithm.preset=igpo"], "algorithm.hints: an engine is given no tokens of"),
-        (["model.lora=null"], "model.lora: an engine is pushed adapters, not whole networks; give it a rank"),
+        (
+            ["algorithm.preset=igpo"],
+            "algorithm.hints: an engine cannot start from given tokens of an answer; take none",
+        ),
+        (["model.lora=null"], "model.lora: an engine gets adapters, not whole networks; give it a rank"),
         ([], "run.engine.url: http://127.0.0.1:9/v1/models could not be reached"),
     ],
 )

@@ -72,7 +72,7 @@ def test_predictions_are_not_kept_after_they_are_scored(settings, monkeypatch):
     [
         (
             {"run__engine": {"url": "http://localhost:1"}},
-            "algorithm.credit: an engine tells no predictions of single steps",
+            "algorithm.credit: an engine returns no predictions of single steps; take terminal",
         ),
         (
             {"algorithm__tree": "branch"},

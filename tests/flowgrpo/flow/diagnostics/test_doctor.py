@@ -135,7 +135,7 @@ def test_half_precision_times_are_named_and_the_shares_of_steps_shown_as_a_table
     assert main(["doctor", "tiny.yaml"]) == 1
     told = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in told if not line.startswith(("ok ", "  "))] == [["FAIL", "times"]]
-    assert any(line.startswith("  ") and "rounded to float16" in line for line in told)
+    assert any(line.startswith("  ") and "times or sigmas to float16" in line for line in told)
     begin = next(i for i, line in enumerate(told) if line.startswith("ok   spectrum"))
     assert told[begin + 1].split() == ["of", "share", "error"]
     assert told[begin + 2].split()[0] == "start"

@@ -107,7 +107,7 @@ def test_a_run_trains_from_a_folder_and_its_plan_counts_no_rollout(capsys, monke
     assert planned["model_evaluations"]["rollout"] == planned["decoded"] == planned["reward_calls"] == 0
     assert planned["picture"] == []
     assert main(["doctor", *run]) == 0
-    assert "s an iteration of 8 samples, without the rewards" in capsys.readouterr().out
+    assert "s for an iteration of 8 samples, without the rewards" in capsys.readouterr().out
     assert main(["train", *run]) == 0
     told = metrics(Path("runs/t"))
     assert [line["cost/model_evaluations"] for line in told] == [planned["model_evaluations"]["update"]] * 2

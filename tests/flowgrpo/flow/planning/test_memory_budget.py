@@ -253,7 +253,7 @@ def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     many = found["largest"]["train.micro_batch"] + 1
     assert main(["plan", "tiny.yaml", f"train.micro_batch={many}", "--gpu-memory", "2"]) == 0
     said = capsys.readouterr().out
-    assert f"does not fit 2.0 GiB as it is; it does, with 2.0, by: train.micro_batch={many - 1}" in said
+    assert f"does not fit 2.0 GiB; it fits, with a peak of 2.0, if you set train.micro_batch={many - 1}" in said
     assert "not counted: the weights of ./mine.py:redness" in said
 
 

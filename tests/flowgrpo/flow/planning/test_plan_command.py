@@ -123,7 +123,7 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert shown.startswith("  0   1   2   3\n  o~~~o~~~o---*\n")
     assert "* decoded   ~ stochastic, trained" in shown
     words = " ".join(shown.split())
-    assert "2 groups x 4 = 8 trajectories from 4 roots each, 2 updates, split by groups" in words
+    assert "2 groups x 4 = 8 trajectories, 4 roots a group; 2 optimizer steps, split by groups" in words
     assert "published num_inference_steps 10 (here 3), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
     assert "warning" not in words
     uneven = ["algorithm.kernel={name: cps, log_prob: mean}", "model.call.num_inference_steps=10"]
@@ -160,11 +160,11 @@ def test_the_memory_beside_the_devices_is_told_for_all_processes():
     planned = plan(config.validate({"model": {"path": "shapes", "call": {}}, "run": {"processes": 2}}))
     planned["memory"] = {"gpu_bytes": 5 << 30, "reward_bytes": 0, "host_bytes": 3 << 30}
     assert dict(table(planned))["memory"].startswith(
-        "5.00 GiB on the device, 3.00 beside it (6.00 for 2 processes), and "
+        "5.00 GiB on the device, 3.00 GiB in host memory (6.00 for 2 processes); "
     )
     planned["memory"]["reward_bytes"] = 2 << 30
     assert dict(table(planned))["memory"].startswith(
-        "5.00 GiB on the device (2.00 of it weights of rewards), 3.00 beside"
+        "5.00 GiB on the device (2.00 of it weights of rewards), 3.00 GiB in"
     )
 
 

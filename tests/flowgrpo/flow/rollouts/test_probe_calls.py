@@ -69,7 +69,9 @@ def test_a_plan_counts_with_the_most_that_is_tried(workplace, capsys):
     assert auto | {"config": None} == written | {"config": None}
     assert main(["plan", "tiny.yaml", *AUTO]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "train.micro_batch and train.rollout_batch, when the run starts; counted here with 4, the most that" in said
+    assert (
+        "the run finds train.micro_batch and train.rollout_batch at its start; the plan counts 4, the most that" in said
+    )
     assert main(["plan", "tiny.yaml", "train.micro_batch=aut"]) == 2
     said = "train.micro_batch: 'aut' is neither a whole number from 1 to 1,048,576 nor auto, take auto"
     assert said in capsys.readouterr().err
@@ -85,7 +87,7 @@ def test_with_a_gpu_a_plan_counts_with_the_most_that_fits(workplace, capsys):
     assert large["fits"]
     assert large["set"] == {}
     assert main(["plan", "tiny.yaml", *AUTO, "--gpu-memory", "24"]) == 0
-    said = "found when the run starts, and counted with the most that fits: train.micro_batch=4"
+    said = "found when the run starts; counted here with the most that fits: train.micro_batch=4"
     assert said in capsys.readouterr().out
 
 

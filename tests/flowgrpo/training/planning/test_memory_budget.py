@@ -72,7 +72,7 @@ def test_what_no_setting_helps_says_so():
     assert found["set"] is None
     assert not found["fits"]
     written = "\n".join(lines(found))
-    assert "does not fit 7.0 GiB, whatever is set" in written
+    assert "does not fit 7.0 GiB with any setting that was tried" in written
     assert "; does not fit either" in written
     assert "up to 0" not in written
 

@@ -28,7 +28,9 @@ def test_the_planned_peak_stands_beside_the_measured_one(gpu):
         return {"phases": [{"phase": "rollout", "total": 9 * GIB}, {"phase": "update", "total": 13 * GIB}]}
 
     check = doctor_checks.memory_left(gpu, "lower it", planned)
-    assert check.value.startswith("GPU 12.0 of 24.0 GiB at its peak, 13.0 planned of a run, in the phase update, host ")
+    assert check.value.startswith(
+        "GPU 12.0 of 24.0 GiB at its peak, 13.0 planned for a run, in the phase update, host "
+    )
     assert asked == [24 * GIB]
     assert check.ok
 
@@ -38,7 +40,7 @@ def test_a_model_that_cannot_be_planned_is_measured_all_the_same(gpu):
         raise InputError("there are no configs of it")
 
     check = doctor_checks.memory_left(gpu, "lower it", planned)
-    assert "12.0 of 24.0 GiB at its peak, a run's is not planned (there are no configs of it), host" in check.value
+    assert "12.0 of 24.0 GiB at its peak, a run's peak is unknown (there are no configs of it), host" in check.value
 
 
 def test_without_a_gpu_nothing_is_planned():
