@@ -40,8 +40,10 @@ def init(
         return
     for name, head in rows.items():
         about, *labels = head.items()
-        for line in (name, f"  {about[1]}", *(f"  {label + ':':8} {words}" for label, words in labels)):
+        needs = [f"  {label + ':':8} {words}" for label, words in labels if label != "Checked"]  # long; the file has it
+        for line in (name, f"  {about[1]}", *needs):
             print_line(line)
+    say("none was run on its real weights, each file says what was checked")
     say("flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged")
 
 

@@ -13,7 +13,11 @@ from flowgrpo.commands.options import Variant
 from flowgrpo.commands.terminal import Format, out, print_json, print_line
 from flowgrpo.data import yaml_maps
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Commands for language models only: tracelock.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Train a controller that speeds up a language model's decoding (tracelock).",
+)
 
 
 @app.callback()

@@ -17,7 +17,10 @@ def test_configs_are_listed_with_what_they_need(printed):
     said = printed("init")
     assert "sd35-medium\n  Stable Diffusion 3.5 medium learns" in said
     assert "  GPU:     one of 24 GB: at least " in said
-    assert [row["name"] for row in printed("init", "--format", "json")] == configs.names()
+    assert "Checked:" not in said  # but once below the list
+    rows = printed("init", "--format", "json")
+    assert [row["name"] for row in rows] == configs.names()
+    assert all("Not run on the real weights" in row["Checked"] for row in rows)
 
 
 def test_a_config_is_written_once_and_named(printed, refused):
