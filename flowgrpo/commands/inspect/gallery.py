@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flowgrpo.commands.compare.page import comparison
-from flowgrpo.commands.page_parts.cards import gaps, read_cards
+from flowgrpo.commands.page_parts.cards import gaps, mean_gain, read_cards
 from flowgrpo.commands.page_parts.curve import curve
 from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log, trained_weights
 from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, training_cost
@@ -69,6 +69,7 @@ def _read(folder: Path) -> dict[str, Any]:
             "parts": part_curves(metrics, trained.names, watched),
             "watched": watched,
             "gaps": gaps(cards, watched),
+            "gain": mean_gain(cards),
             "texts": config.get("kind") == "mdlm" or any(sample.answer is not None for sample in samples),
             "sounds": bool(cards) and cards[0].samples[0].outline is not None,
         }

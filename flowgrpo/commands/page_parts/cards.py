@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections import Counter, defaultdict
@@ -108,6 +109,12 @@ def gaps(cards: Sequence[Card], watched: Sequence[str]) -> list[float]:
             if trained_gain is not None and watched_gain is not None:
                 gaps[i] = max(gaps[i], trained_gain - watched_gain)
     return gaps
+
+
+def mean_gain(cards: Sequence[Card]) -> tuple[float, float] | None:
+    """Return the mean gain of the cards in the trained total with its paired standard error; None of fewer than two."""
+    known = [card.gain for card in cards if card.gain is not None]
+    return (statistics.mean(known), statistics.stdev(known) / math.sqrt(len(known))) if len(known) > 1 else None
 
 
 def _standardise(gains: Sequence[float | None]) -> list[float | None]:

@@ -318,3 +318,12 @@ def test_a_gallery_replaces_a_file_and_no_folder_and_is_not_of_an_empty_one(tmp_
     (tmp_path / "page.html").write_text("old")
     printed("gallery", "run", "--out", "page.html")
     assert (tmp_path / "page.html").read_text() != "old"
+
+
+def test_the_pairs_tell_their_mean_gain_with_its_error(tmp_path):
+    """Gains 0.1 and 0.3 have the mean 0.2 and the standard deviation 0.2 / sqrt(2)."""
+    rewards = {0: {"shapes": [0.5, 0.2]}, 4: {"shapes": [0.6, 0.5]}}
+    page = page_of(run_of_pictures(tmp_path / "run", {"shapes": 1.0}, rewards))
+    assert "; their mean gain after step 4 is +0.200 ± 0.10</span>" in page
+    rewards = {0: {"shapes": [0.5, None]}, 4: {"shapes": [0.6, 0.5]}}
+    assert "mean gain" not in page_of(run_of_pictures(tmp_path / "lost", {"shapes": 1.0}, rewards))
