@@ -28,7 +28,9 @@ def _agree(source: Any, run: Any) -> bool:
 
 
 def _name(key: str) -> str:
-    return key.partition(".")[2].removeprefix("call.")
+    return (
+        key if key == "model.guidance" else key.partition(".")[2].removeprefix("call.")
+    )  # not of the call, as scales are
 
 
 def _at(run: Mapping[str, Any], key: str) -> Any:

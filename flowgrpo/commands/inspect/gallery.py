@@ -14,7 +14,7 @@ from flowgrpo.commands.page_parts.curve import curve
 from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log, trained_weights
 from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, training_cost
 from flowgrpo.commands.page_parts.media import LONGEST
-from flowgrpo.commands.page_parts.numbers import counts, difference, minutes, number
+from flowgrpo.commands.page_parts.numbers import counted, counts, difference, minutes, number
 from flowgrpo.commands.page_parts.pages import check_out, template, write_page
 from flowgrpo.commands.page_parts.totals import Totals, watched_names
 from flowgrpo.commands.page_parts.trees import TREES, check_trees
@@ -91,7 +91,7 @@ def _facts(config: dict[str, Any], metrics: list[dict[str, Any]]) -> list[tuple[
         ("method", algorithm["preset"]),
         *([("decoder", f"{algorithm['decoder']['name']}, {model['length']} tokens")] if "decoder" in algorithm else []),
         ("weights", trained_weights(model["lora"])),
-        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {train['updates']} updates"),
+        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {counted(train['updates'], 'update')}"),
         ("rewards", ", ".join(use["name"] or use["use"] for use in config["rewards"])),
         ("iterations", str(len(lines))),
     ]

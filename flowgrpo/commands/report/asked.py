@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.commands.page_parts.folder import trained_weights
+from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.page_parts.totals import name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
@@ -35,11 +36,11 @@ def describe_settings(config: Mapping[str, Any]) -> Facts:
         ("watched only", ", ".join(watched_names(config))),
         ("prompts", f"{config['prompts']['train']}; held out {config['prompts']['eval']}"),
         ("iterations", str(train["iterations"])),
-        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {_count(train['updates'], 'update')}"),
+        ("batch", f"{train['groups']} prompts × {train['group_size']} samples, {counted(train['updates'], 'update')}"),
         ("learning rate", f"{train['learning_rate']:g}, {train['optimizer']['name']}"),
         (
             "held out",
-            f"at most {_count(evaluation['prompts'], 'prompt')}, every {_count(evaluation['every'], 'iteration')}",
+            f"at most {counted(evaluation['prompts'], 'prompt')}, every {counted(evaluation['every'], 'iteration')}",
         ),
         ("seeds", f"run {run['seed']}; held-out prompt i starts from seed i"),
     ]
@@ -58,10 +59,6 @@ def _objective(objective: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _count(number: int, word: str, ending: str = "s") -> str:
-    return f"{number} {word}{ending * (number != 1)}"
-
-
 def describe_environment(run: Path) -> Facts:
     """Return labelled facts of environment.json, if it exists; raise InputError if it is damaged."""
     file = run / "environment.json"
@@ -73,7 +70,7 @@ def describe_environment(run: Path) -> Facts:
         if commit:
             commit = commit[:12] + ", with changes that were not committed" * bool(environment["git_dirty"])
         facts = [
-            ("device", f"{environment['device']}, {_count(environment['processes'], 'process', 'es')}"),
+            ("device", f"{environment['device']}, {counted(environment['processes'], 'process', 'es')}"),
             ("python", f"{environment['python']} on {environment['platform']}"),
             ("packages", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
             ("commit", commit),

@@ -10,6 +10,7 @@ import typer
 
 from flowgrpo import config
 from flowgrpo.commands import options
+from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.terminal import Format, print_json, print_line
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
@@ -173,7 +174,7 @@ def sample(
         if form == "json":
             print_json({"folder": str(out_folder), **found})
         else:
-            print_line(f"{len(rows)} samples in {out_folder}")
+            print_line(f"{counted(len(rows), 'sample')} in {out_folder}")
             print_line(f"{_cost_text(found['cost'])}; plain samples: {_cost_text(found['plain_cost'])}")
         return
     rows = choose_rows(prompt, prompts_file, seed, column)
@@ -182,7 +183,7 @@ def sample(
     if form == "json":
         print_json({"folder": str(out_folder), "samples": lines})
     else:
-        print_line(f"{len(lines)} samples in {out_folder}")
+        print_line(f"{counted(len(lines), 'sample')} in {out_folder}")
 
 
 def refuse_alone(option: str, given: bool, others: Mapping[str, Any]) -> None:

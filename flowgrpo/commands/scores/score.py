@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.table import Column, Table
 
+from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.scores.rewards import options_of
 from flowgrpo.commands.terminal import say
 from flowgrpo.data import conditions, tables, yaml_maps
@@ -125,7 +126,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["file"], row["prompt"], *(_cell(row["rewards"][name]) for name in names))
     known = [[row["rewards"][name] for row in rows if row["rewards"][name] is not None] for name in names]
-    table.add_row("mean", f"{len(rows)} samples", *(_cell(sum(xs) / len(xs) if xs else None) for xs in known))
+    table.add_row("mean", counted(len(rows), "sample"), *(_cell(sum(xs) / len(xs) if xs else None) for xs in known))
     return table
 
 

@@ -257,5 +257,6 @@ def test_a_plan_for_a_gpu_without_room_for_graphs_does_not_promise_them(capsys):
     assert "reuse the rollout's graphs" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", "flux1-24gb", "--gpu-memory", "24"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
+    assert "model.guidance none (here pipeline)" in printed  # a key; "guidance" alone reads as its scale
     assert "reuse the rollout's graphs" not in printed
     assert "the rollout keeps no graphs for the first update; those of all 144 rows would take" in printed
