@@ -36,7 +36,7 @@ def report_stops(path: Path, overrides: Sequence[str]) -> Iterator[None]:
             if isinstance(stopped, RanOutOfMemory) and torch.cuda.is_available():
                 gib = torch.cuda.get_device_properties(0).total_memory // 2**30
                 plan = shlex.join(["flowgrpo", "plan", str(path), *overrides, "--gpu-memory", str(gib)])
-                say(f"what each switch spares on this GPU says: {plan}")
+                say(f"to see what each setting saves on this GPU: {plan}")
         raise typer.Exit(stopped.status) from None
     except RuntimeError as error:
         if not is_lost(error):

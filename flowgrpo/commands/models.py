@@ -27,6 +27,6 @@ def models(form: Format = "human") -> None:
         if not row["certified"]:
             refused.append(f"- {name}: {row['note']}")
     out.print(table)
-    out.print("\nNot certified, because of what was measured:\n")
+    out.print("\nNot certified, with the reason:\n")
     for line in refused:
         print_line(line)

@@ -41,7 +41,7 @@ def remedy(phase: str | None, settings: RunConfig, prefixes: tuple[str, ...] = (
     if first is not None and first.startswith("train.replay="):  # a plan cannot tell how many graphs `auto` keeps
         return first
     if torch.cuda.is_available() and phase in PLANNED:
-        say(f"out of memory in the {phase} phase; planning on the host what helps most there")
+        say(f"out of memory in the {phase} phase; computing which setting helps most")
         plan = _plan_remedy(phase, settings, prefixes)
     return plan or first
 

@@ -107,8 +107,8 @@ class Model(ModelSection):
             # Diffusers resets a scale of adapters before blocks are computed again.
             if scale != 1 and self.gradient_checkpointing and self.lora is not None:
                 raise InputError(
-                    f"model.call.{name}.scale: with model.gradient_checkpointing gradients would be those of another scale; "
-                    "take it away and multiply model.lora.alpha by it"
+                    f"model.call.{name}.scale: with model.gradient_checkpointing the gradients would have another "
+                    "scale; remove it, and multiply model.lora.alpha by it"
                 )
         return self
 
@@ -161,7 +161,7 @@ class Algorithm(AlgorithmSection):
     @override
     def ratio_hindrance(self) -> str | None:
         if self.tree.adapts:
-            return "the tree adaptive forgets by iterations; take another tree"
+            return "the tree adaptive counts ages in iterations; take another tree"
         if self.likelihood.name == "elbo" and not (self.likelihood.anchor == "old" and self.likelihood.old.copies):
             return "algorithm.likelihood has another anchor or an old policy that lags; take anchor=old with old.most=0"
         return None
@@ -215,23 +215,23 @@ class Algorithm(AlgorithmSection):
         if self.likelihood.name not in self.objective.likelihoods:
             fitting = [name for name, kind in OBJECTIVES.items() if self.likelihood.name in kind.likelihoods]
             raise InputError(
-                f"algorithm.objective: {objective} needs algorithm.likelihood={self.objective.likelihoods[0]}; by "
-                f"{self.likelihood.name} there are {', '.join(fitting)}"
+                f"algorithm.objective: {objective} needs algorithm.likelihood={self.objective.likelihoods[0]}; "
+                f"{self.likelihood.name} goes with {', '.join(fitting)}"
             )
         if self.reference is None and self.objective.kl.reference != "fixed":
-            raise InputError("algorithm.objective.kl.beta: 0 switches a base or moving reference off, raise it")
+            raise InputError("algorithm.objective.kl.beta: a base or moving reference needs a value above 0")
         if self.likelihood.name != "elbo" and getattr(self.credit, "starts", False):
-            raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo, leave it out")
+            raise InputError("algorithm.credit.starts: it is for algorithm.likelihood=elbo; remove it")
         if self.likelihood.name == "elbo":
             likelihood_rules.check(self)
         else:
             likelihood_rules.check_steps(self)
         if objective == "normalised_ratio" and form != "mean":
-            raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
+            raise InputError(f"algorithm.kernel.log_prob: normalised_ratio needs the form mean, not {form}; take mean")
         if self.objective.step_weights == "noise_aware" and form == "constant_free":
             raise InputError(
-                "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
-                "equalised, or algorithm.kernel.log_prob=mean"
+                "algorithm.objective.step_weights: noise_aware removes a factor 1 / std, which constant_free does "
+                "not have; take equalised, or algorithm.kernel.log_prob=mean"
             )
         if self.credit.name == "nested" and self.baseline.name != "leave_one_out":
             raise InputError(NESTED)
@@ -290,7 +290,7 @@ class Data(Strict):
     @model_validator(mode="after")
     def _together(self) -> Data:
         if self.rewards and self.groups is None:
-            raise InputError("data.rewards: it names rewards of data.groups, which is not given")
+            raise InputError("data.rewards: it names rewards of data.groups, but data.groups is not set")
         return self
 
 
@@ -352,8 +352,8 @@ class Config(RunConfig):
             likelihood_rules.check_run(self)
         elif self.model.guidance == "rollout":
             raise InputError(
-                "model.guidance: steps of a trajectory are scored as they were walked; take pipeline or none, rollout is "
-                "for algorithm.likelihood=elbo"
+                "model.guidance: the update scores steps with the guidance of the rollout; take pipeline or none "
+                "(rollout is for algorithm.likelihood=elbo)"
             )
         if self.data.groups is not None:
             likelihood_rules.check_stored(self)
@@ -364,7 +364,7 @@ class Config(RunConfig):
         second_stage.check(self)
         if self.model.teacher is not None and self.algorithm.reference != "teacher":
             raise InputError(
-                "model.teacher: nobody asks it; set algorithm.objective.kl.reference=teacher with a beta, "
+                "model.teacher: nothing uses it; set algorithm.objective.kl.reference=teacher with a beta, "
                 "algorithm.hints.source=teacher, or take null"
             )
         if self.train.replay == "never" and (setting := self.graph_hindrance) is not None:
@@ -381,7 +381,7 @@ class Config(RunConfig):
             )
         if self.prompts.pick.budget != "equal" and roots == 1:
             raise InputError(
-                f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, which "
-                "cannot be shared out; take a larger train.group_size, or equal"
+                f"prompts.pick.budget: a group of {self.train.group_size} is one {self.algorithm.tree.name} tree, "
+                "so samples cannot move between prompts; take a larger train.group_size, or equal"
             )
         return self

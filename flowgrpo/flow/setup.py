@@ -76,7 +76,7 @@ def check(settings: Config, data: RunData) -> None:
         noise_calibration.read(folder, begun=checkpoint.step_to_resume(folder / "checkpoints") is not None)
     sharding.check(settings)
     if settings.run.trees is not None and (settings.run.engine is not None or settings.stored_groups is not None):
-        LOGGER.warning("run.trees: no trees are kept, for run.engine or data.groups makes the samples of this run")
+        LOGGER.warning("run.trees: the run keeps no trees, because run.engine or data.groups makes its samples")
     context_parallel.check(settings)
     initial_lora.check_switched(initial_lora.adapters(settings.model), settings)
     teacher.check(settings)
@@ -172,8 +172,8 @@ def _refuse_pins(policy: DiffusersPolicy) -> None:
     """Raise InputError if the pipeline pins a part of the state: it skips network calls, which all shards must make."""
     if policy.walk.pins:
         raise InputError(
-            f"run.sharding: {type(policy.pipe).__name__} pins a part of what it samples, and its network is not always "
-            "called whole; set run.sharding=none"
+            f"run.sharding: {type(policy.pipe).__name__} fixes a part of its samples, so its network is not always "
+            "called as a whole; set run.sharding=none"
         )
 
 

@@ -146,9 +146,11 @@ class TextAlgorithm(AlgorithmSection):
         if self.schedule.name == "learned" and self.decoder.name != "scheduled":
             raise InputError("algorithm.schedule: learned numbers need algorithm.decoder=scheduled")
         if self.schedule.name == "learned" and self.hints.name != "none":
-            raise InputError("algorithm.hints: they do not go with a learned schedule, take none")
+            raise InputError("algorithm.hints: a learned schedule allows no hints; take none")
         if self.likelihood.name == "trajectory" and self.hints.name != "none":
-            raise InputError("algorithm.hints: a given token was committed at no step of a trajectory, take none")
+            raise InputError(
+                "algorithm.hints: trajectory needs the step of each token, but given tokens have none; take none"
+            )
         if isinstance(self.objective, PrefixRatio) and self.likelihood.name not in ORDERED:
             raise InputError(
                 "algorithm.likelihood: prefix_ratio needs the order in which tokens are written, which "
@@ -158,7 +160,7 @@ class TextAlgorithm(AlgorithmSection):
             for option in ("dual", "gate"):
                 if getattr(self.objective, option) is not None:
                     raise InputError(
-                        f"algorithm.objective.{option}: it does not go with surrogate={self.objective.surrogate}, take null"
+                        f"algorithm.objective.{option}: surrogate={self.objective.surrogate} does not use it; take null"
                     )
         self._check_covariance()
         self._check_means()
@@ -169,7 +171,10 @@ class TextAlgorithm(AlgorithmSection):
                 "take objective=token_ratio or prefix_ratio, or null"
             )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
-            raise InputError("algorithm.schedule: its loss is one of a ratio, take token_ratio or sequence_ratio")
+            raise InputError(
+                "algorithm.schedule: a learned schedule needs an objective with a ratio; take "
+                "token_ratio or sequence_ratio"
+            )
         self._check_tree()
         if self.objective.solutions is not None:
             self._check_solutions()
@@ -180,7 +185,8 @@ class TextAlgorithm(AlgorithmSection):
         name = self.objective.name
         if self.likelihood.name == "trajectory":
             raise InputError(
-                f"algorithm.likelihood: no decoder wrote the solutions of {name}, take autoregressive or monte_carlo"
+                f"algorithm.likelihood: {name} trains on solutions, which have no decoding steps; take "
+                "autoregressive or monte_carlo"
             )
         if self.hints.name != "none":
             raise InputError(f"algorithm.hints: {name} learns from whole solutions, take none")
@@ -194,16 +200,14 @@ class TextAlgorithm(AlgorithmSection):
                 "use; take token_mean"
             )
         if self.baseline.drops is not None:
-            raise InputError(
-                f"algorithm.baseline.{self.baseline.drops}: {name} learns whatever the rewards are, take false"
-            )
+            raise InputError(f"algorithm.baseline.{self.baseline.drops}: {name} does not use rewards; take false")
 
     def _check_tree(self) -> None:
         credit, tree = self.credit, self.tree
         if tree.name != "chain" and self.schedule.name == "learned":
             raise InputError("algorithm.tree: answers of one branch cannot have schedules of their own, take chain")
         if tree.name != "chain" and self.hints.name != "none":
-            raise InputError("algorithm.hints: they replace single answers, which a tree shares, take none")
+            raise InputError("algorithm.hints: hints replace single answers, but a tree shares their tokens; take none")
         if self.likelihood.by_branch and tree.name == "chain":
             raise InputError(
                 "algorithm.likelihood.shrink: chain has no branches, take a number or algorithm.tree=branch"
@@ -215,13 +219,13 @@ class TextAlgorithm(AlgorithmSection):
         if credit.by_token and not self.objective.by_token:
             fitting = [name for name, kind in OBJECTIVES.items() if kind.by_token]
             raise InputError(
-                f"algorithm.objective: {self.objective.name} moves whole answers, {credit.name} credits parts of them; "
-                f"take {' or '.join(fitting)}"
+                f"algorithm.objective: {self.objective.name} trains whole answers, but {credit.name} gives credit "
+                f"to parts of them; take {' or '.join(fitting)}"
             )
         if credit.by_token and isinstance(self.baseline, PastBaseline):
             raise InputError(
-                f"algorithm.baseline: {self.baseline.name} compares whole answers with earlier ones, {credit.name} credits "
-                "parts of them; take group_mean or leave_one_out"
+                f"algorithm.baseline: {self.baseline.name} compares whole answers with earlier ones, but "
+                f"{credit.name} gives credit to parts of them; take group_mean or leave_one_out"
             )
         pulls = isinstance(self.objective, TokenRatio) and self.objective.distillation is not None
         if pulls and not (self.likelihood.by_branch and self.trains_branches_once):
@@ -241,7 +245,10 @@ class TextAlgorithm(AlgorithmSection):
         if self.hints.name != "none":
             raise InputError("algorithm.hints: step_gain credits steps that given tokens would skip, take none")
         if self.schedule.name != "none":
-            raise InputError("algorithm.schedule: actions take an answer's advantage, step_gain gives none; take none")
+            raise InputError(
+                "algorithm.schedule: a learned schedule needs an advantage for each answer, but "
+                "step_gain gives none; take none"
+            )
         if self.decoder.cache is not None:
             raise InputError("algorithm.decoder.cache: step_gain reads the prediction of the whole answer, take null")
 
@@ -288,14 +295,14 @@ class TextAlgorithm(AlgorithmSection):
         if not isinstance(objective, TokenRatio) or objective.balance is None:
             return
         if objective.surrogate == "tapered_ratio" or objective.gate is not None:
-            raise InputError("algorithm.objective.balance: without a clip range there is none to move, take null")
+            raise InputError("algorithm.objective.balance: there is no clip range to move; take null")
         if objective.covariance is not None and objective.covariance.rule == "kl":
             raise InputError("algorithm.objective.balance: with covariance.rule=kl no ratio is clipped, take null")
         (low, high), end = both_bounds(objective.clip_range), objective.balance.end
         if end[0] > low or end[1] < high:
             raise InputError(
-                f"algorithm.objective.clip_range: [{low:g}, {high:g}] cannot move to balance.end={end}; take a larger low "
-                "and a smaller high, [0.4, 0.2] say"
+                f"algorithm.objective.clip_range: [{low:g}, {high:g}] cannot move to balance.end={end}; take a "
+                "larger low and a smaller high, such as [0.4, 0.2]"
             )
 
     @property
@@ -376,7 +383,8 @@ class TextConfig(RunConfig):
         run_rules.check(self)
         if self.run.context_parallel > 1:
             raise InputError(
-                "run.context_parallel: a language model's calls are not shared, remove it; run.sharding shares its weights"
+                "run.context_parallel: calls of a language model cannot be split; remove it, or split the weights "
+                "by run.sharding"
             )
         if self.run.processes > 1:
             worker_roles.check(self.run, self.run.processes)

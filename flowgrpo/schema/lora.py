@@ -37,7 +37,7 @@ class Lora(Strict):
     def _known(self) -> Lora:
         for key in ("rank", "alpha", "targets"):
             if self.path is None and getattr(self, key) is None:
-                raise InputError(f"model.lora.{key}: null takes it from model.lora.path, which is not given")
+                raise InputError(f"model.lora.{key}: null takes it from model.lora.path, but that is not set")
         return self
 
 
@@ -52,4 +52,4 @@ def check_base(lora: Lora | None, quantise: Quantised | None, merge: LoraPath | 
             f"model.quantise: only a frozen base can be quantised, and model.lora=null trains it; {way_out}"
         )
     if merge is not None and lora is not None:
-        raise InputError("model.merge: it goes with model.lora=null, adapters start from model.lora.path instead")
+        raise InputError("model.merge: it needs model.lora=null; adapters start from model.lora.path instead")

@@ -66,11 +66,11 @@ class HalfLife(Strict):
     def _meant(self) -> HalfLife:
         if self.by == "log_ratio" and "after" not in self.model_fields_set:
             raise InputError(
-                "train.half_life.after: log ratios have no usual size, say which sum of them halves a reward; for about 8 "
-                "iterations take 8 times the policy/mean_abs_log_ratio of an earlier run"
+                "train.half_life.after: log ratios have no typical size, so give the sum that halves a reward; for "
+                "about 8 iterations take 8 times the policy/mean_abs_log_ratio of an earlier run"
             )
         if self.keep[0] > self.keep[1]:
-            raise InputError(f"train.half_life.keep: {self.keep} do not rise, take {sorted(self.keep)}")
+            raise InputError(f"train.half_life.keep: {self.keep} are not in ascending order; take {sorted(self.keep)}")
         return self
 
     def check(self, hindrance: str | None, moves: bool) -> None:
@@ -84,7 +84,8 @@ class HalfLife(Strict):
             hindrance = "in one optimizer step an iteration all ratios are 1, take train.updates=2"
         if self.by == "log_ratio" and hindrance is not None:
             raise InputError(
-                f"train.half_life.by: the log ratio has to be that to the policy that sampled, but {hindrance} or iterations"
+                f"train.half_life.by: log_ratio needs the ratio to the policy that sampled, but {hindrance} or "
+                "iterations"
             )
 
     def kept(self, age: float) -> float:
@@ -111,7 +112,9 @@ class Select(Strict):
     @model_validator(mode="after")
     def _compared_first(self) -> Select:
         if self.across == "batch" and self.statistics == "kept":
-            raise InputError("train.select.statistics: a selection by advantages compares all units before, take all")
+            raise InputError(
+                "train.select.statistics: a selection by advantages needs the statistics of all units; take all"
+            )
         return self
 
     @property

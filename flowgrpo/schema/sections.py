@@ -330,11 +330,13 @@ class RunConfig(Strict):
     def _compares(self) -> RunConfig:
         baseline, objective, select = self.algorithm.baseline, self.algorithm.objective.name, self.train.select
         if objective in ("contrast", "regression") and baseline.name == "best" and baseline.drop_zero:
-            raise InputError(f"algorithm.baseline: best keeps one sample, {objective} needs several; take group_mean")
+            raise InputError(
+                f"algorithm.baseline: best keeps one sample, but {objective} needs several; take group_mean"
+            )
         if objective == "contrast" and baseline.name == "none":
             raise InputError(
-                "algorithm.baseline: by none all samples of a positive reward are good, and contrast needs bad ones; take "
-                "group_mean or absolute"
+                "algorithm.baseline: with none, all samples with a positive reward are good, but contrast needs "
+                "bad ones; take group_mean or absolute"
             )
         if select is not None and select.compares_kept and baseline.name in ("cumulative", "quantile"):
             raise InputError(f"train.select.statistics: {baseline.name} remembers all rewards, take all")

@@ -159,7 +159,7 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
                 "model.gradient_checkpointing=true",
                 "model.call.joint_attention_kwargs={scale: 0.5}",
             ],
-            "model.call.joint_attention_kwargs.scale: with model.gradient_checkpointing gradients would be those of another",
+            "model.call.joint_attention_kwargs.scale: with model.gradient_checkpointing the gradients would have",
         ),
         (
             ["plan", "tiny.yaml", "algorithm.tree={name: window, size: 1, steps: [5, 2]}"],
@@ -260,12 +260,12 @@ MISFITS = [
     (["algorithm.credit=step_gain"], "algorithm.credit: step_gain needs a value of every state, take the tree twigs"),
     (
         ["algorithm.credit=siblings"],
-        "algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as",
+        "algorithm.credit: siblings needs a tree that finishes its branches by ODE, such as brush",
     ),
     (["algorithm.credit=discounted_value"], "algorithm.credit: discounted_value needs a value of every state, take"),
     (
         ["algorithm.preset=branch_grpo", "algorithm.credit=terminal"],
-        "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for others there are",
+        "algorithm.credit: terminal needs trajectories that share no edge, such as those of chain",
     ),
     (
         ["algorithm.preset=dense_grpo", "algorithm.tree.root=false"],

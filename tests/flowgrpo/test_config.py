@@ -56,16 +56,16 @@ algorithm.objective.clip_range=[1e-4, 1e-4, 1e-4] | algorithm.objective.clip_ran
     wrong, list should have at most 2 items
 algorithm.objective.clip_range=-1 | algorithm.objective.clip_range: -1 is wrong, input should be greater than 0
 algorithm.objective.kl.form=exactly | algorithm.objective.kl.form: 'exactly' is not allowed, did you mean 'exact'?
-algorithm={preset: grpo_guard, kernel: {log_prob: sum}} | algorithm.kernel.log_prob: normalised_ratio normalises
-    mean, not sum; take mean
+algorithm={preset: grpo_guard, kernel: {log_prob: sum}} | algorithm.kernel.log_prob: normalised_ratio needs the form mean,
+    not sum; take mean
 algorithm={preset: branch_grpo, objective: prefix_ratio, tree: {prune: {rule: depth}}} | algorithm.tree.prune.rule:
-    depth takes steps out of the paths that prefix_ratio needs whole; take parent_top1
+    depth removes steps of paths, but prefix_ratio needs whole paths; take parent_top1
 algorithm={preset: branch_grpo, objective: prefix_ratio, baseline: {drop_zero: true}} |
-    algorithm.baseline.drop_zero: by depthwise single steps leave the update, of paths that prefix_ratio needs
-algorithm={preset: ctpo, kernel: cps} | algorithm.kernel.log_prob: prefix_ratio sums log ratios over steps, from
-    each of which constant_free leaves
+    algorithm.baseline.drop_zero: with depthwise it removes single steps of paths
+algorithm={preset: ctpo, kernel: cps} | algorithm.kernel.log_prob: prefix_ratio sums log ratios over
+    steps, but constant_free omits
 algorithm={objective: trajectory_ratio, kernel: cps} | algorithm.kernel.log_prob: trajectory_ratio sums log ratios
-algorithm={objective: trajectory_ratio} && train={split: edges} | train.split: edges deals the steps of a path to
+algorithm={objective: trajectory_ratio} && train={split: edges} | train.split: edges spreads the steps of a path over
 algorithm={preset: ctpo, objective: {power: -0.5}} | algorithm.objective.power: -0.5 is wrong, input should be
     greater than or equal to 0
 algorithm.objective.kl={beta: 0.1, target: 0.01} | algorithm.objective.kl: to adapt the coefficient give target and
@@ -73,10 +73,9 @@ algorithm.objective.kl={beta: 0.1, target: 0.01} | algorithm.objective.kl: to ad
 algorithm.objective.kl={beta: 0.1, target: 0.01, max_beta: 0.05} | algorithm.objective.kl: to adapt the coefficient
     give target and max_beta, with 0 < beta <= max_beta
 algorithm.objective.kl.max_beta=0.1 | algorithm.objective.kl: to adapt the coefficient give target and
-algorithm.objective.kl={target: 0.01, max_beta: 0.1} | algorithm.objective.kl.beta: 0 switches previous and target
-    off, raise it
-algorithm.objective.kl.previous=0.1 | algorithm.objective.kl.beta: 0 switches previous and target off
-algorithm.objective.kl.reference=moving | algorithm.objective.kl.beta: 0 switches a base or moving
+algorithm.objective.kl={target: 0.01, max_beta: 0.1} | algorithm.objective.kl.beta: previous and target need a value above 0
+algorithm.objective.kl.previous=0.1 | algorithm.objective.kl.beta: previous and target need a value above 0
+algorithm.objective.kl.reference=moving | algorithm.objective.kl.beta: a base or moving
 algorithm={preset: branch_grpo, tree: {prune: {rule: top1}}} | algorithm.tree.prune.rule: 'top1' is not allowed,
 algorithm={preset: branch_grpo, tree: {prune: {fraction: 0.2}}} | algorithm.tree.prune.rule: required, but not given
 algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}} | algorithm.kernel.calibrate.round: unknown key, did
@@ -105,12 +104,12 @@ train.schedule=cosin | train.schedule.name: 'cosin' is not allowed, did you mean
 train.schedule={warm: 3} | train.schedule.warm: unknown key
 train.memory=4 | train.memory: it is called train.half_life now
 train={memory: 4.0} | train.memory: it is called train.half_life now
-algorithm={preset: tempflow, kernel: cps} && train.group_size=24 | algorithm.objective.step_weights: noise_aware takes
-    back a 1 / std
-algorithm={preset: ctpo} && train={split: edges} | train.split: edges deals the steps of a path to several optimizer
-    steps, and
-algorithm={preset: branch_grpo, objective: prefix_ratio} && train={select: {fraction: 0.5}} | train.select: by depthwise
-    single steps leave the update, of paths that prefix_ratio needs whole; take null
+algorithm={preset: tempflow, kernel: cps} && train.group_size=24 | algorithm.objective.step_weights: noise_aware
+    removes a factor 1 / std
+algorithm={preset: ctpo} && train={split: edges} | train.split: edges spreads the steps of a path
+    over several optimizer steps, but
+algorithm={preset: branch_grpo, objective: prefix_ratio} && train={select: {fraction: 0.5}} | train.select: with
+    depthwise it removes single steps of paths, but prefix_ratio needs whole paths; take null
 """)
 
 
@@ -306,7 +305,10 @@ def test_where_there_is_no_run(tmp_path):
 
 def test_calls_of_a_language_model_are_not_shared():
     run = {"processes": 2, "context_parallel": 2}
-    with pytest.raises(InputError, match="run.context_parallel: a language model's calls are not shared, remove it"):
+    with pytest.raises(
+        InputError,
+        match="run.context_parallel: calls of a language model cannot be split",
+    ):
         config.validate({"kind": "mdlm", "model": {"path": "digits"}, "run": run})
 
 

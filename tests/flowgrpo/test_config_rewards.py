@@ -22,7 +22,7 @@ NESTED, LEAVE_ONE_OUT = {"preset": "branch_grpo", "credit": "nested"}, {"baselin
         ({"credit": {"name": "nested", "levels": 2}}, "credit.levels: unknown key"),
         (
             {"preset": "ctpo", "baseline": {"name": "leave_one_out", "drop_zero": True}},
-            "baseline.drop_zero: by nested single steps leave the update, of paths that prefix_ratio needs whole",
+            "baseline.drop_zero: with nested it removes single steps of paths, but prefix_ratio needs whole paths",
         ),
     ],
 )
@@ -48,8 +48,8 @@ def test_what_nested_comparisons_cannot_have(algorithm, said):
             {"name": "cumulative", "combine": "per_reward"},
             "combine: cumulative remembers one number for each prompt, take sum, worst or cautious",
         ),
-        ({"name": "quantile", "levels": [0.8, 0.2]}, "levels: [0.8, 0.2] do not rise, take [0.2, 0.8]"),
-        ({"name": "quantile", "levels": [0.5, 0.5]}, "levels: [0.5, 0.5] do not rise"),
+        ({"name": "quantile", "levels": [0.8, 0.2]}, "levels: [0.8, 0.2] are not in ascending order; take [0.2, 0.8]"),
+        ({"name": "quantile", "levels": [0.5, 0.5]}, "levels: [0.5, 0.5] are not in ascending order"),
         ({"name": "beta", "worst": 1.0}, "best: 1.0 is not above algorithm.baseline.worst = 1.0"),
         ({"name": "beta", "bound": 0.5}, "bound: 0.5 is wrong, input should be greater than or equal to 1"),
     ],
@@ -84,16 +84,16 @@ SELECTED = {"select": {"rule": "max_variance", "fraction": 0.5}}
 
 
 @pytest.mark.parametrize(("written", "said"), [
-    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "best"}}, "algorithm.baseline: best keeps one sample"),
-    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "none"}}, "algorithm.baseline: by none all samples"),
-    ({**FLOW, "algorithm": {"preset": "gdro", "objective": "contrast"}}, "algorithm.baseline: by none all samples"),
+    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "best"}}, "algorithm.baseline: best keeps one sample, but"),
+    ({**TEXT, "algorithm": {"objective": "contrast", "baseline": "none"}}, "algorithm.baseline: with none, all samples"),
+    ({**FLOW, "algorithm": {"preset": "gdro", "objective": "contrast"}}, "algorithm.baseline: with none, all samples"),
     (
         {**FLOW, "algorithm": {"preset": "dgpo", "objective": "contrast", "baseline": "group_mean"}},
-        "algorithm.objective.penalty: samples of the live policy do not tell its divergence from the reference one",
+        "algorithm.objective.penalty: samples of the live policy cannot measure the divergence from the reference policy",
     ),
     (
         {**FLOW, "algorithm": {"objective": {"covariance": {"rule": "clip"}}}},
-        "algorithm.objective.covariance: the log-probability of a flow's step is that of its noise",
+        "algorithm.objective.covariance: the steps of a flow have constant entropy",
     ),
     (
         {**FLOW, "algorithm": {"preset": "dpo", "objective": {"name": "contrast", "rank_by": "shape"}}},

@@ -172,7 +172,7 @@ def _check_refusal(case: Case, folder: Path, why: str) -> None:
 
 def _check_finished(case: Case, folder: Path) -> None:
     """Refuse a finished run that does more than to say so."""
-    _check_unchanged(case, folder, status=0, words="nothing is left of its 4 iterations", what="a finished run")
+    _check_unchanged(case, folder, status=0, words="with all its 4 iterations", what="a finished run")
 
 
 def _check_unchanged(case: Case, folder: Path, *, status: int, words: str, what: str) -> None:

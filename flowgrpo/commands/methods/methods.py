@@ -104,7 +104,7 @@ def describe(entry: Entry) -> list[tuple[str, str]]:
         lines += [("published", published.line(stated, entry.not_said))]
     lines += [("", ""), *(("", line) for line in entry.text.splitlines())]
     if entry.departures:
-        lines += [("", ""), ("departures", "beside those that all rows share, at the top of that file")]
+        lines += [("", ""), ("departures", "besides those of all presets, at the top of that file")]
         lines += [("", departure) for departure in entry.departures]
     if entry.options:
         lines += [("", ""), ("options", "")]

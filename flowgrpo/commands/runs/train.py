@@ -287,7 +287,7 @@ def _check_processes(settings: RunConfig, processes: int) -> None:
 def _check_left(settings: RunConfig) -> None:
     run, iterations = settings.run, settings.train.iterations
     if run.resume and resume.is_finished(run.folder, iterations=iterations, patience=run.patience):
-        sentence = f"{run.folder} is finished, nothing is left of its {iterations} iterations"
+        sentence = f"{run.folder} is finished, with all its {iterations} iterations"
         more = 2 * max(iterations, checkpoint.step_to_resume(run.folder / "checkpoints") or 0)
         raise Finished(sentence, "a longer run goes on", [f"train.iterations={more}", "run.resume=true"])
 
@@ -297,12 +297,12 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
     if not settings.run.resume:
         if not run_folder.is_empty(folder):
             raise InputError(
-                f"run.name: {folder} exists already; set run.resume=true to go on with it, or another run.name"
+                f"run.name: {folder} exists already; set run.resume=true to continue it, or another run.name"
             )
         return
     if run_folder.is_empty(folder):
         raise InputError(
-            f"run.resume: there is no run in {folder} yet; run.resume=auto begins one there, and goes on with it later"
+            f"run.resume: there is no run in {folder} yet; run.resume=auto starts one there, and continues it later"
         )
     if not run_folder.is_begun(folder):
         raise InputError(
@@ -317,8 +317,8 @@ def _check_folder(settings: RunConfig, folder: Path) -> None:
         same = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
         if not same and not key.startswith(MAY_DIFFER):
             raise InputError(
-                f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; "
-                "a run goes on as it began, so take another run.name for another run"
+                f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; a resumed run "
+                "cannot change it, so take another run.name for a new run"
             )
     gallery.check_readable(folder)
     resume.check_checkpoints(folder)

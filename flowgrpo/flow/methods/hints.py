@@ -124,21 +124,21 @@ def check(algorithm: Any) -> None:
         return
     if algorithm.likelihood.name != "trajectory":
         raise InputError(
-            f"algorithm.hints: a noised start has only the steps below it, and {algorithm.likelihood.name} trains on final "
-            "samples; take none, or algorithm.likelihood=trajectory"
+            f"algorithm.hints: a noised start leaves only later steps to train, but {algorithm.likelihood.name} "
+            "trains on final samples; take none, or algorithm.likelihood=trajectory"
         )
     if algorithm.tree.name not in TREES:
         raise InputError(
-            f"algorithm.hints: a share of the roots of a group starts anew, {algorithm.tree.name} splits few of them or "
+            f"algorithm.hints: hints replace a share of a group's roots, but {algorithm.tree.name} has few roots or "
             f"changes; take none, or algorithm.tree={', '.join(TREES[:-1])} or {TREES[-1]}"
         )
     if algorithm.hints.source == "teacher" and algorithm.reference != "teacher":
         raise InputError(
-            f"algorithm.hints.source: teacher has the place of the reference, which is {algorithm.reference}; take "
-            "algorithm.objective.kl.reference=teacher, or beta 0"
+            "algorithm.hints.source: a teacher takes the place of the reference, but the reference is "
+            f"{algorithm.reference}; take algorithm.objective.kl.reference=teacher, or beta 0"
         )
     if getattr(algorithm.tree, "stop", None) is not None:
-        raise InputError("algorithm.tree.stop: stopped chains tell no success, and hints follow successes; take null")
+        raise InputError("algorithm.tree.stop: hints follow successes, but a stopped chain has no reward; take null")
     if isinstance(algorithm.baseline, PastBaseline):
         raise InputError(
             f"algorithm.hints: {algorithm.baseline.name} compares with earlier rewards, which had no hints; take none, or "
@@ -178,7 +178,7 @@ def check_policy(config: Any, policy: Any) -> None:
     if hints.name == "none":
         return
     if policy.pins or abs(policy.sigmas[0] - 1) > 1e-3:
-        raise InputError("algorithm.hints: this pipeline starts from other things than noise alone; take none")
+        raise InputError("algorithm.hints: this pipeline does not start from noise alone; take none")
     if not find_rungs(policy.sigmas, hints.ladder, len(policy.sigmas) - 2):
         within = ", ".join(f"{sigma:.3g}" for sigma in policy.sigmas[1:-1]) or "none"
         raise InputError(

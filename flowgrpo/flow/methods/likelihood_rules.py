@@ -15,13 +15,13 @@ def check(algorithm: Any) -> None:
     tree, objective, likelihood = algorithm.tree, algorithm.objective, algorithm.likelihood
     if tree.name not in (*CHAINS, *SPLITTING):
         raise InputError(
-            f"algorithm.tree: elbo trains on the ends of chains and of trees that split, {tree.name} has others; take "
+            f"algorithm.tree: elbo trains on the ends of chains or of trees that split, not of {tree.name}; take "
             "chain, branch_window or brush"
         )
     if objective.name == "contrast" and objective.penalty and likelihood.sampler != likelihood.anchor:
         raise InputError(
-            f"algorithm.objective.penalty: samples of the {likelihood.sampler} policy do not tell its divergence from the "
-            f"{likelihood.anchor} one; take the same sampler and anchor, or 0"
+            f"algorithm.objective.penalty: samples of the {likelihood.sampler} policy cannot measure the divergence "
+            f"from the {likelihood.anchor} policy; take the same sampler and anchor, or 0"
         )
     if tree.name in SPLITTING:
         _check_splitting(algorithm)
@@ -29,49 +29,49 @@ def check(algorithm: Any) -> None:
         raise InputError(f"algorithm.likelihood.bridge: {tree.name} does not split; leave it out")
     elif algorithm.credit.name != "terminal":
         raise InputError(
-            f"algorithm.credit: elbo trains on final samples, {algorithm.credit.name} gives steps their own; take terminal"
+            f"algorithm.credit: elbo trains on final samples, but {algorithm.credit.name} gives credit to steps; "
+            "take terminal"
         )
     if tree.start == "shared" and algorithm.kernel.name == "ode":
         raise InputError(
-            "algorithm.tree.start: shared gives a group one start, and ode adds no noise, so that its samples are equal; "
-            "take independent"
+            "algorithm.tree.start: with shared starts and ode, all samples of a group are equal; take independent"
         )
     if algorithm.kernel.solver != "euler" and algorithm.kernel.name != "ode" and _noisy_throughout(tree):
         raise InputError(
-            f"algorithm.kernel.solver: the steps of {tree.name} have noise, and {algorithm.kernel.solver} takes those "
-            "without; take euler"
+            f"algorithm.kernel.solver: the steps of {tree.name} have noise, but {algorithm.kernel.solver} needs "
+            "steps without noise; take euler"
         )
     if algorithm.kernel.calibrate is not None:
         raise InputError(
-            "algorithm.kernel.calibrate: it counts the gains of steps, which elbo does not train; take null"
+            "algorithm.kernel.calibrate: it measures the gains of steps, but elbo trains no steps; take null"
         )
     if objective.step_weights != "none":
         raise InputError(
-            f"algorithm.objective.step_weights: {objective.step_weights} weighs a kernel's steps; elbo has "
-            "algorithm.likelihood.weight, take none"
+            f"algorithm.objective.step_weights: {objective.step_weights} weighs steps; take none, and weigh samples "
+            "by algorithm.likelihood.weight"
         )
     if objective.kl.form != "velocity" and (objective.kl.beta or objective.kl.previous):
         raise InputError(
-            f"algorithm.objective.kl.form: {objective.kl.form} is of a kernel's noise; by elbo there is velocity, take that"
+            f"algorithm.objective.kl.form: {objective.kl.form} needs the noise of a kernel; with elbo take velocity"
         )
     if algorithm.kernel.name == "ode" and (tree.name == "window" or tree.steps is not None or tree.train_fraction < 1):
-        raise InputError(
-            "algorithm.tree: which steps are stochastic says nothing of ode, which has none; take chain alone"
-        )
+        raise InputError("algorithm.tree: ode has no stochastic steps to choose; take chain without options")
     if likelihood.anchor == "live" and (objective.couples != "nothing" or hasattr(objective, "clip_range")):
         raise InputError(
-            f"algorithm.likelihood.anchor: the ratio to the live policy is 1, of which {objective.name} makes nothing; take "
-            "old, bank or reference"
+            f"algorithm.likelihood.anchor: the ratio to the live policy is always 1, so {objective.name} would "
+            "learn nothing; take old, bank or reference"
         )
     if likelihood.bank != type(likelihood).model_fields["bank"].default and algorithm.bank is None:
         raise InputError(
-            "algorithm.likelihood.bank: nobody asks for a snapshot; take algorithm.likelihood.sampler=bank, or leave it out"
+            "algorithm.likelihood.bank: nothing uses its snapshots; take algorithm.likelihood.sampler=bank, or "
+            "remove it"
         )
     if likelihood.weight != "power" and likelihood.power != type(likelihood).model_fields["power"].default:
         raise InputError(f"algorithm.likelihood.power: the weight {likelihood.weight} has no power; take weight=power")
     if objective.couples == "group" and likelihood.noise != "group":
         raise InputError(
-            f"algorithm.likelihood.noise: {objective.name} compares samples at one noise level with one noise; take group"
+            f"algorithm.likelihood.noise: {objective.name} compares samples at the same noise level and with the "
+            "same noise; take group"
         )
 
 
@@ -85,18 +85,20 @@ def _check_splitting(algorithm: Any) -> None:
     if credit.name != "depthwise" and not (credit.name == "nested" and credit.starts):
         given = "without starts" if credit.name == "nested" else "for trees that split"
         raise InputError(
-            f"algorithm.credit: elbo trains at all noise levels of a sample, {credit.name} {given} leaves some out; "
-            "take nested with starts=true, or depthwise"
+            f"algorithm.credit: elbo trains at all noise levels of a sample, but {credit.name} {given} leaves some "
+            "out; take nested with starts=true, or depthwise"
         )
     if algorithm.kernel.name == "ode":
         raise InputError("algorithm.kernel: ode adds no noise where a tree splits; take flow_sde")
     if tree.name == "brush":
         if tree.finish is not None:
-            raise InputError("algorithm.tree.finish: elbo trains on what a finish makes, so it is exact; take null")
+            raise InputError(
+                "algorithm.tree.finish: elbo trains on finished samples, so the finish must be exact; take null"
+            )
     else:
         if tree.siblings != "own":
             raise InputError(
-                f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; take own by elbo"
+                f"algorithm.tree.siblings: {tree.siblings} noise is for the ratios of steps; with elbo take own"
             )
         if tree.prune is not None:
             raise InputError("algorithm.tree.prune: elbo trains on samples, not on edges; take null")
@@ -108,8 +110,8 @@ def check_policy(config: Any, policy: Any) -> None:
     """Raise InputError if likelihood elbo meets a pipeline that overwrites a part of its states (masked editing)."""
     if config.algorithm.likelihood.name == "elbo" and policy.pins:
         raise InputError(
-            "algorithm.likelihood: the pipeline puts parts of its own in place of what steps move to (a picture's, outside "
-            "a mask), which final samples cannot tell from what the model made; take trajectory"
+            "algorithm.likelihood: the pipeline replaces parts of what a step makes (such as a picture outside a "
+            "mask), and final samples do not show which; take trajectory"
         )
 
 
@@ -120,7 +122,7 @@ def check_run(config: Any) -> None:
     split = tree.first_split if tree.name in SPLITTING else 0
     if split > first and tree.roots(train.group_size) == 1:
         raise InputError(
-            f"algorithm.tree: a group is one tree, and above step {split} nothing is compared with it; split at step "
+            f"algorithm.tree: a group is one tree, so nothing is compared above step {split}; split at step "
             f"{first}, or take train.group_size={2 * train.group_size}"
         )
     if split > first and tree.start == "shared" and tree.name != "branch":
@@ -129,29 +131,29 @@ def check_run(config: Any) -> None:
             f"nothing; take independent, or split at step {first}"
         )
     if train.split == "edges":
-        raise InputError("train.split: elbo trains on samples, which edges would tear apart; take groups or samples")
+        raise InputError("train.split: elbo trains on whole samples, not on edges; take groups or samples")
     if algorithm.objective.couples == "group" and train.split != "groups" and train.updates > 1:
         raise InputError(
             f"train.split: {algorithm.objective.name} compares the samples of a group in one optimizer step; take groups"
         )
     if run.engine is not None:
         raise InputError(
-            "run.engine: an engine's trajectories are scored step by step; take algorithm.likelihood=trajectory"
+            "run.engine: the update scores an engine's trajectories step by step; take algorithm.likelihood=trajectory"
         )
     if run.staleness or run.generators:
         raise InputError(
-            "run.staleness: what is behind by elbo is algorithm.likelihood.old, the policy that samples; take 0, and no "
-            "run.generators"
+            "run.staleness: with elbo, algorithm.likelihood.old sets how far the sampling policy lags; take 0, and "
+            "no run.generators"
         )
     if algorithm.bank is not None and algorithm.bank.every < train.updates:
         raise InputError(
-            f"algorithm.likelihood.bank.every: a snapshot is taken where an iteration ends, which has {train.updates} "
-            f"optimizer steps; take {train.updates} or more, or fewer train.updates"
+            "algorithm.likelihood.bank.every: a snapshot is taken at the end of an iteration, which has "
+            f"{train.updates} optimizer steps; take {train.updates} or more, or fewer train.updates"
         )
     if run.sharding != "none" and config.model.lora is None and (algorithm.old or algorithm.bank):
         raise InputError(
-            "run.sharding: of a network that is trained whole in shards no old policy or snapshot is kept; take "
-            "model.lora={}, or an algorithm that asks for none by likelihood.sampler, likelihood.anchor, "
+            "run.sharding: a run that trains all weights in shards keeps no old policy or snapshot; take "
+            "model.lora={}, or an algorithm that needs none, by likelihood.sampler, likelihood.anchor, "
             "objective.clip_range or kl.previous"
         )
 
@@ -160,13 +162,13 @@ def check_steps(algorithm: Any) -> None:
     """Raise InputError if the steps of the kernel are not single ones with a log-probability, as `trajectory` needs."""
     if algorithm.kernel.name == "ode":
         raise InputError(
-            "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel with "
-            "noise, flow_sde say"
+            "algorithm.kernel: steps of ode have no log-probability; take algorithm.likelihood=elbo, or a kernel "
+            "with noise, such as flow_sde"
         )
     if algorithm.kernel.solver != "euler":
         raise InputError(
-            f"algorithm.kernel.solver: {algorithm.kernel.solver} uses the step before, and trajectory replays single steps; "
-            "take euler"
+            f"algorithm.kernel.solver: {algorithm.kernel.solver} uses the previous step, but trajectory replays "
+            "single steps; take euler"
         )
 
 
@@ -175,18 +177,18 @@ def check_span(algorithm: Any) -> None:
     objective, pruning = algorithm.objective.name, getattr(algorithm.tree, "prune", None)
     if algorithm.kernel.log_prob == "constant_free":
         raise InputError(
-            f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, from each of which constant_free "
-            "leaves out another 1 / std^2; take mean or sum"
+            f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, but constant_free omits another "
+            "factor 1 / std^2 at each step; take mean or sum"
         )
     if pruning is not None and pruning.rule == "depth":
         raise InputError(
-            f"algorithm.tree.prune.rule: depth takes steps out of the paths that {objective} needs whole; take "
-            "parent_top1 or extremes, which take their ends"
+            f"algorithm.tree.prune.rule: depth removes steps of paths, but {objective} needs whole paths; take "
+            "parent_top1 or extremes, which remove only ends"
         )
     if algorithm.baseline.drops and algorithm.credit.name != "terminal":
         raise InputError(
-            f"algorithm.baseline.{algorithm.baseline.drops}: by {algorithm.credit.name} single steps leave the update, of "
-            f"paths that {objective} needs whole; take false"
+            f"algorithm.baseline.{algorithm.baseline.drops}: with {algorithm.credit.name} it removes single steps "
+            f"of paths, but {objective} needs whole paths; take false"
         )
 
 
@@ -197,12 +199,12 @@ def check_paths(config: Any) -> None:
         return
     if config.train.split == "edges":
         raise InputError(
-            f"train.split: edges deals the steps of a path to several optimizer steps, and {objective.name} needs them "
-            "in one; take groups or samples"
+            f"train.split: edges spreads the steps of a path over several optimizer steps, but {objective.name} "
+            "needs them in one; take groups or samples"
         )
     if config.train.select is not None and credit != "terminal":
         raise InputError(
-            f"train.select: by {credit} single steps leave the update, of paths that {objective.name} needs whole; "
+            f"train.select: with {credit} it removes single steps of paths, but {objective.name} needs whole paths; "
             "take null"
         )
 
@@ -217,29 +219,29 @@ def check_stored(config: Any) -> None:
     train, likelihood = config.train, config.algorithm.likelihood
     if config.algorithm.tree.name in SPLITTING:
         raise InputError(
-            f"algorithm.tree: stored samples are ends of chains, {config.algorithm.tree.name} splits; take chain, "
-            "and algorithm.credit=terminal"
+            f"algorithm.tree: stored samples are ends of chains, but {config.algorithm.tree.name} splits; take "
+            "chain, and algorithm.credit=terminal"
         )
     if likelihood.name != "elbo":
         raise InputError(
-            f"algorithm.likelihood: {likelihood.name} needs the steps of rollouts, and data.groups has final samples; take "
-            "algorithm.preset=gdro, dpo, rwr or awm, say"
+            f"algorithm.likelihood: {likelihood.name} needs the steps of rollouts, but data.groups has only final "
+            "samples; take algorithm.preset=gdro, dpo, rwr or awm"
         )
     if likelihood.sampler == "bank" and not config.algorithm.objective.pairs:
         raise InputError(
-            "algorithm.likelihood.sampler: beside data.groups a snapshot samples the worse one of a pair, and "
+            "algorithm.likelihood.sampler: with data.groups a snapshot makes the worse sample of a pair, but "
             f"{config.algorithm.objective.name} has none; take sampler=reference, or objective=semi_policy"
         )
     if likelihood.anchor == "bank" and likelihood.sampler != "bank":
         raise InputError(
-            "algorithm.likelihood.anchor: bank is of snapshots of the live policy, which made none of data.groups; take "
-            "algorithm.likelihood.sampler=bank, too, or anchor=reference"
+            "algorithm.likelihood.anchor: bank holds snapshots of the live policy, which did not sample "
+            "data.groups; take algorithm.likelihood.sampler=bank, too, or anchor=reference"
         )
     for role in ("sampler", "anchor"):
         if getattr(likelihood, role) == "old":
             raise InputError(
-                f"algorithm.likelihood.{role}: old is a policy that follows the live one, which made none of data.groups; "
-                f"take algorithm.likelihood.{role}=reference or live"
+                f"algorithm.likelihood.{role}: old follows the live policy, which did not sample data.groups; take "
+                f"algorithm.likelihood.{role}=reference or live"
             )
     if train.draft is not None:
         raise InputError(
@@ -260,7 +262,7 @@ def guidance_warnings(config: Any, branches: int) -> list[str]:
         ]
     if config.model.guidance == "none":
         return [
-            f"model.guidance: with none {config.algorithm.preset} samples and trains without the guidance of model.call, "
-            "which evaluations have; take rollout to sample with it"
+            f"model.guidance: with none, {config.algorithm.preset} samples and trains without the guidance of "
+            "model.call, but evaluations use it; take rollout to sample with it"
         ]
     return []

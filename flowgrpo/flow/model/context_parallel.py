@@ -46,7 +46,7 @@ def check(config: Config) -> None:
     if degree == 1:
         return
     if config.model.compile:
-        raise InputError(f"{KEY}: it was not seen to work with model.compile, set that to false")
+        raise InputError(f"{KEY}: it was never tested with model.compile; set that to false")
     _check_attention(config.model.attention)
     index = load.index_of(config.model.path)
     beside = next((name for name in index if name.startswith(SHARING)), None)

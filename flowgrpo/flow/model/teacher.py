@@ -58,13 +58,13 @@ def _check_pipeline(config: Config, teacher: str) -> None:
     model = config.model
     if model.lora is not None and model.quantise is not None:
         raise InputError(
-            f"{KEY}: a pipeline's weights take the place of the student's, which model.quantise={model.quantise} has made "
-            "others of; set it to null, or name a LoRA"
+            f"{KEY}: a pipeline's weights replace the student's, but model.quantise={model.quantise} has changed "
+            "those; set it to null, or name a LoRA"
         )
     if model.lora is not None and config.run.sharding != "none":
         raise InputError(
-            f"{KEY}: a pipeline's weights take the place of the student's base, which lies in shards; set "
-            "run.sharding=none, or name a LoRA"
+            f"{KEY}: a pipeline's weights replace the student's base, but that is in shards; set run.sharding=none, "
+            "or name a LoRA"
         )
     load.check_weights(teacher, model.variant, TRAINED, or_plain=True)
     own, other = _describe_networks(model.path, model.variant), _describe_networks(teacher, model.variant)

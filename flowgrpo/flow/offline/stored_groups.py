@@ -75,7 +75,8 @@ def load_source(config: Config) -> Source | None:
     smallest = min(len(group.seeds) for group in groups.groups)
     if size > smallest:
         raise InputError(
-            f"train.group_size: {size} samples of a group, {config.data.groups} has {smallest}; take that or less"
+            f"train.group_size: {size} is more than the {smallest} samples of a group in {config.data.groups}; take "
+            "that or less"
         )
     if config.data.rewards:
         named = [("data.rewards", name, weight, 0.0) for name, weight in config.data.rewards.items()]

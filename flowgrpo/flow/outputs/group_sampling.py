@@ -75,7 +75,7 @@ def check(config: Config) -> None:
     """Raise InputError for a config with trees other than chains, with calibration, or with a draft."""
     algorithm = config.algorithm
     if algorithm.tree.name not in likelihood_rules.CHAINS:
-        raise InputError(f"algorithm.tree: groups are the ends of chains, {algorithm.tree.name} has others; take chain")
+        raise InputError(f"algorithm.tree: groups are the ends of chains, not of {algorithm.tree.name}; take chain")
     if algorithm.kernel.calibrate is not None:
         raise InputError(
             "algorithm.kernel.calibrate: a run calibrates before it trains, and nothing trains here; take null"

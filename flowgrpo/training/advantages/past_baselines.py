@@ -128,7 +128,7 @@ class Quantile(PastBaseline):
     @model_validator(mode="after")
     def _rising(self) -> Quantile:
         if self.levels[0] >= self.levels[1]:
-            raise InputError(f"algorithm.baseline.levels: {self.levels} do not rise, take [0.2, 0.8]")
+            raise InputError(f"algorithm.baseline.levels: {self.levels} are not in ascending order; take [0.2, 0.8]")
         return self
 
     @override

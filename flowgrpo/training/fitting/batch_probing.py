@@ -221,8 +221,8 @@ def best(tried: Sequence[Tried], key: str = "train.micro_batch") -> Tried:
     """
     if not tried:
         raise InputError(
-            f"{key}: not even one row of the longest prompt fits with a margin of {1 - MARGIN:.0%}; spare memory "
-            f"(flowgrpo plan --gpu-memory says how), or set {key}=1"
+            f"{key}: not even one row of the longest prompt fits with a margin of {1 - MARGIN:.0%}; save memory "
+            f"(flowgrpo plan --gpu-memory shows how), or set {key}=1"
         )
     fastest = max(each.rate for each in tried)
     return min((each for each in tried if each.rate >= NEARLY * fastest), key=lambda each: each.rows)

@@ -233,7 +233,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     except (LookupError, TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
-        raise InputError(f"{path} is not what a run writes that finds its batches; take it away to find them again")
+        raise InputError(f"{path} is not a file of batch sizes that a run wrote; remove it to find them again")
     return written
 
 

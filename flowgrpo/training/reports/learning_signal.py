@@ -35,7 +35,7 @@ def why(line: Mapping[str, Any]) -> str:
             still = line["policy/grad_norm"] == 0
             return "the gradient of every update is 0" if still else "its learning rate is 0 (train.schedule.warmup)"
         skipped = line["policy/skipped_updates"]
-        return "no update had a gradient that is finite" if skipped else "nothing of its samples can be trained on"
+        return "no update had a finite gradient" if skipped else "none of its samples can be trained on"
     return "the rewards of each group are equal" + (f", and {lost} samples were lost" if lost else "")
 
 

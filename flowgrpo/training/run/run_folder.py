@@ -102,7 +102,7 @@ def _lock(folder: Path) -> int:
                 with os.fdopen(handle) as file:
                     other = file.read().strip() or "unknown"
                 raise InputError(
-                    f"run.name: another run goes on in {folder}, process {other}; wait for its end, or take another run.name"
+                    f"run.name: process {other} is still running in {folder}; wait for its end, or take another run.name"
                 ) from None
             if _is_there(handle, folder / LOCK):
                 os.truncate(handle, 0)

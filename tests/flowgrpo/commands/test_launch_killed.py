@@ -180,4 +180,6 @@ def test_torchrun_goes_on_with_a_run_that_it_has_begun_and_with_no_other(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert main(["train", "tiny.yaml"]) == (0 if again else 2)
-    assert ("runs/t exists already; set run.resume=true" in capsys.readouterr().err) is not again
+    assert (
+        "runs/t exists already; set run.resume=true to continue it, or another run.name" in capsys.readouterr().err
+    ) is not again

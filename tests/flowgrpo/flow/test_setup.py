@@ -88,7 +88,7 @@ def test_all_weights_may_be_trained_from_a_lora_that_is_merged(trained):
     [
         (
             ["model.merge=other"],
-            "model.merge: it goes with model.lora=null, adapters start from model.lora.path instead",
+            "model.merge: it needs model.lora=null; adapters start from model.lora.path instead",
         ),
         (["model.lora=null", "model.merge=other"], "model.merge: there is no file or folder 'other'"),
     ],

@@ -186,11 +186,13 @@ def test_what_does_not_go_with_candidates_is_refused(tmp_path):
 
     assert taught(objective={"kl": {"beta": 0.0}}).algorithm.reference == "teacher"
     assert taught(objective={"kl": kl}).algorithm.reference == "teacher"
-    with pytest.raises(InputError, match="hints.source: teacher has the place of the reference, which is fixed; take"):
+    with pytest.raises(
+        InputError, match="hints.source: a teacher takes the place of the reference, but the reference is fixed; take"
+    ):
         taught(objective={"kl": {"beta": 0.1}})
     with pytest.raises(InputError, match=r"model.teacher: algorithm.hints.source=teacher needs one; name a LoRA"):
         teacher.check(taught(objective={"kl": {"beta": 0.0}}))
-    with pytest.raises(InputError, match=r"model.teacher: nobody asks it; .*algorithm.hints.source=teacher, or take"):
+    with pytest.raises(InputError, match=r"model.teacher: nothing uses it; .*algorithm.hints.source=teacher, or take"):
         settings(tmp_path, model__teacher="shapes", algorithm={"preset": "flow_grpo", "hints": SEARCH})
     run = run_of(tmp_path, SEARCH | {"search": "beam"}, steps=2)
     with pytest.raises(InputError, match="beam compares candidates between stochastic steps, 2 steps have no place"):

@@ -135,7 +135,7 @@ def test_two_iterations_are_one_and_a_resume_and_one(settings):
     whole = run.train_config(settings(run__name="whole", **choices))
     after_first_step(whole.folder.parent, "whole", "parts")
     parts = run.train_config(settings(run__name="parts", run__resume="auto", **choices))
-    with pytest.raises(Finished, match="nothing is left of its 2 iterations$"):
+    with pytest.raises(Finished, match="with all its 2 iterations$"):
         run.train_config(settings(run__name="parts", run__resume="auto", **choices))
     assert any(name.startswith("schedule.") for name in weights(whole))
     same(weights(whole), weights(parts))

@@ -81,13 +81,16 @@ def test_predictions_are_not_kept_after_they_are_scored(settings, monkeypatch):
         ({"algorithm__decoder__cache": "dual"}, "algorithm.decoder.cache: step_gain reads the prediction of the whole"),
         (
             {"algorithm__preset": "co_grpo"},
-            "algorithm.schedule: actions take an answer's advantage, step_gain gives none",
+            "algorithm.schedule: a learned schedule needs an advantage for each answer, but step_gain gives none; take none",
         ),
         (
             {"algorithm__preset": "igpo"},
             "algorithm.hints: step_gain credits steps that given tokens would skip, take none",
         ),
-        ({"algorithm__objective": "linear_bound"}, "linear_bound moves whole answers, step_gain credits parts of them"),
+        (
+            {"algorithm__objective": "linear_bound"},
+            "linear_bound trains whole answers, but step_gain gives credit to parts of them",
+        ),
         ({"model__attention": "block", "model__block_size": 4}, "step_gain needs predictions of whole answers"),
         ({"rewards": ["own"]}, "step_gain scores single predictions, own compares a group"),
     ],
@@ -292,7 +295,10 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
     [
         ({"algorithm__tree": "chain"}, "algorithm.credit: nested compares branches, take algorithm.tree=branch"),
         ({"train__group_size": 6}, "train.group_size: 6 does not divide by the 4 leaves of a tree .*, take 4 or 8"),
-        ({"algorithm__objective": "sequence_ratio"}, "sequence_ratio moves whole .*; take token_ratio or prefix_ratio"),
+        (
+            {"algorithm__objective": "sequence_ratio"},
+            "sequence_ratio trains whole .*; take token_ratio or prefix_ratio",
+        ),
         ({"algorithm__baseline": "median"}, "algorithm.baseline: credit nested .* take leave_one_out or group_mean"),
         (
             {"algorithm__tree__splits": [0.1]},
@@ -307,7 +313,10 @@ def test_kept_trees_share_the_canvases_of_a_branch(settings):
         ({"algorithm__tree__depth": 1}, "algorithm.tree.depth: without algorithm.tree.entropy all splits are taken"),
         ({"algorithm__tree__entropy": 1.0}, "algorithm.tree.depth: entropy chooses some of 2 splits, take 1$"),
         ({"algorithm__preset": "co_grpo"}, "algorithm.tree: answers of one branch cannot have schedules of their own"),
-        ({"algorithm__preset": "igpo"}, "algorithm.hints: they replace single answers, which a tree shares, take none"),
+        (
+            {"algorithm__preset": "igpo"},
+            "algorithm.hints: hints replace single answers, but a tree shares their tokens; take none",
+        ),
         (
             {"algorithm__credit": {"name": "nested", "group": 0, "siblings": 0}},
             "algorithm.credit: nested compares nothing",

@@ -56,8 +56,8 @@ class Terminal(Credit):
             for edge in tree.ancestry(tree.leaves[index]):
                 if of_edge[edge] >= 0:
                     raise InputError(
-                        "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain; for "
-                        "others there are siblings and depthwise"
+                        "algorithm.credit: terminal needs trajectories that share no edge, such as those of chain; "
+                        "for other trees take siblings or depthwise"
                     )
                 of_edge[edge] = unit
         roots = [tree.nodes[tree.leaves[index]].root for index in ends]
@@ -86,9 +86,7 @@ class Siblings(Credit):
         values, known = state_values(tree, rewards)
         edges = stochastic_edges(tree)
         if not all(known[i] for i in edges):
-            raise InputError(
-                "algorithm.credit: siblings needs a tree whose branches are finished by ODE, such as brush"
-            )
+            raise InputError("algorithm.credit: siblings needs a tree that finishes its branches by ODE, such as brush")
         nodes = [tree.nodes[i] for i in edges]
         comparison = [(node.root.group, node.root.index if self.within == "seed" else 0, node.step) for node in nodes]
         units = edge_units(paths_of(tree), edges, values[edges], comparison)

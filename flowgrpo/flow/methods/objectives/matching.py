@@ -79,11 +79,13 @@ class Distill(PolicyGradient):
     @model_validator(mode="after")
     def _learns(self) -> Distill:
         if self.kl.beta == 0:
-            raise InputError("algorithm.objective.kl.beta: distill has no other loss than the divergence, raise it")
+            raise InputError(
+                "algorithm.objective.kl.beta: the divergence is the only loss of distill; take a value above 0"
+            )
         if self.kl.reference != "teacher":
             raise InputError(
-                f"algorithm.objective.kl.reference: distill learns from a teacher, {self.kl.reference} is the student; take "
-                "teacher"
+                f"algorithm.objective.kl.reference: distill learns from a teacher, but {self.kl.reference} is the "
+                "student; take teacher"
             )
         return self
 

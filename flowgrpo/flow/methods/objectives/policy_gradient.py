@@ -168,7 +168,7 @@ class Divergence(Strict):
                 "algorithm.objective.kl: to adapt the coefficient give target and max_beta, with 0 < beta <= max_beta"
             )
         if self.beta == 0 and (self.previous or self.target):
-            raise InputError("algorithm.objective.kl.beta: 0 switches previous and target off, raise it")
+            raise InputError("algorithm.objective.kl.beta: previous and target need a value above 0")
         return self
 
     def adapt(self, beta: float, measured: float | None) -> float:
@@ -208,8 +208,8 @@ class PolicyGradient(Choice):
     def _of_texts(cls, written: Any) -> Any:
         if isinstance(written, dict) and "covariance" in written:
             raise InputError(
-                "algorithm.objective.covariance: the log-probability of a flow's step is that of its noise, and its entropy "
-                "is constant; the option is for kind: mdlm, remove it"
+                "algorithm.objective.covariance: the steps of a flow have constant entropy; this option is for "
+                "kind: mdlm, remove it"
             )
         return written
 

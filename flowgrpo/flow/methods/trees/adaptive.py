@@ -49,14 +49,14 @@ def check(algorithm: Any) -> None:
     if credit.name != "siblings" or credit.weights != "steps":
         choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
         raise InputError(
-            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {choice} would weigh "
-            "steps; take '{name: siblings, weights: steps}'"
+            f"algorithm.credit: the tree adaptive has another number of children at each step, and {choice} would "
+            f"weigh steps by it; take '{{name: siblings, weights: steps}}'"
         )
     if baseline.name != "leave_one_out" or baseline.std not in ("none", "global"):
         choice = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
         raise InputError(
-            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {choice} would "
-            "scale their advantages; take '{name: leave_one_out, std: global}', or std: none"
+            f"algorithm.baseline: the tree adaptive has another number of children at each step, and {choice} would "
+            f"scale advantages by it; take '{{name: leave_one_out, std: global}}', or std: none"
         )
 
 
@@ -102,8 +102,8 @@ class Adaptive(Rooted):
             )
         if not all(costs):
             raise InputError(
-                "algorithm.tree.sample_cost: a child of the last step takes no evaluation, so that it would have children "
-                "without end; take more than 0, or last_step: ode"
+                "algorithm.tree.sample_cost: a child of the last step costs no evaluation, so their number would "
+                "have no limit; take more than 0, or last_step: ode"
             )
         return self.profile or [self.branches] * len(costs)
 

@@ -79,7 +79,7 @@ def check(algorithm: Any) -> None:
         return
     if algorithm.likelihood.name == "elbo":
         raise InputError(
-            "algorithm.tree.stop: elbo trains on final samples, which stopped chains have not; take "
+            "algorithm.tree.stop: elbo trains on final samples, but stopped chains have none; take "
             "algorithm.likelihood=trajectory, or null"
         )
     if not getattr(algorithm.objective, "rewarded", True):
@@ -89,8 +89,8 @@ def check(algorithm: Any) -> None:
         )
     if algorithm.credit.name != "terminal":
         raise InputError(
-            f"algorithm.credit: algorithm.tree.stop weighs whole chains, {algorithm.credit.name} gives steps their own "
-            "credit; take terminal"
+            f"algorithm.credit: algorithm.tree.stop weighs whole chains, but {algorithm.credit.name} gives credit "
+            "to steps; take terminal"
         )
     if baseline.name != "leave_one_out" or baseline.std != "none":
         choice = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"

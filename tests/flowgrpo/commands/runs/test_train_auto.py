@@ -14,7 +14,7 @@ from flowgrpo.errors import InputError
 
 AUTO = ["train", "tiny.yaml", "run.resume=auto"]
 NO_MORE = (
-    "runs/t is finished, nothing is left of its 2 iterations; a longer run goes on with: flowgrpo train tiny.yaml "
+    "runs/t is finished, with all its 2 iterations; a longer run goes on with: flowgrpo train tiny.yaml "
     "train.iterations=4 run.resume=auto\n"
 )
 
@@ -101,7 +101,7 @@ def test_a_finished_run_says_so_without_its_model_and_nothing_changes(trained, u
     assert capfd.readouterr() == ("", NO_MORE)
     assert main([*AUTO, "train.iterations=1"]) == 0
     said = capfd.readouterr().err
-    assert "nothing is left of its 1 iterations; a longer run goes on with: " in said
+    assert "with all its 1 iterations; a longer run goes on with: " in said
     assert "train.iterations=4 " in said  # twice the steps that it has
     assert content(trained / "runs" / "t") == before
 
@@ -118,7 +118,7 @@ def test_a_finished_run_has_its_policy_for_python(trained):
 def test_what_a_run_is_refused_for_auto_is_refused_for(trained, unloaded, refused, asked):
     (trained / "runs" / "other").mkdir()
     (trained / "runs" / "other" / "holiday.png").touch()
-    new = "a run goes on as it began, so take another run.name for another run"
+    new = "a resumed run cannot change it, so take another run.name for a new run"
     for option, said in (
         ("run.name=other", "runs/other is not the folder of a run, it holds no config.yaml; take another run.name"),
         ("train.learning_rate=0.5", f"train.learning_rate was 0.01 in runs/t and is 0.5 now; {new}"),
@@ -133,7 +133,7 @@ def test_true_names_auto_where_no_run_has_begun(workplace, unloaded, refused, le
         (workplace / "runs" / "t").mkdir(parents=True, exist_ok=True)
         (workplace / "runs" / "t" / name).touch()
     assert refused("train", "tiny.yaml", "run.resume=true") == (
-        "run.resume: there is no run in runs/t yet; run.resume=auto begins one there, and goes on with it later"
+        "run.resume: there is no run in runs/t yet; run.resume=auto starts one there, and continues it later"
     )
 
 

@@ -32,7 +32,7 @@ def test_a_second_run_in_a_folder_ends_with_status_2_before_its_model_or_other_p
     monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were started"))
     with run_folder.lock_folder(workplace / "runs" / "t"):
         begin(workplace / "runs" / "t")
-        said = f"run.name: another run goes on in runs/t, process {os.getpid()}; wait for its end"
+        said = f"run.name: process {os.getpid()} is still running in runs/t; wait for its end"
         assert refused("train", "tiny.yaml", *options).startswith(said)
 
 
@@ -122,7 +122,9 @@ def test_what_a_full_disk_cut_off_ends_no_command(trained):
 
 
 def test_an_existing_run_is_not_overwritten(trained, refused):
-    assert "runs/t exists already; set run.resume=true" in refused("train", "tiny.yaml")
+    assert "runs/t exists already; set run.resume=true to continue it, or another run.name" in refused(
+        "train", "tiny.yaml"
+    )
 
 
 DYING = """

@@ -82,10 +82,13 @@ NOISED = {"algorithm__hints": "noised"}
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"algorithm__preset": "awm"}, "algorithm.hints: a noised start has only the steps below it, and elbo trains"),
+        (
+            {"algorithm__preset": "awm"},
+            "algorithm.hints: a noised start leaves only later steps to train, but elbo trains",
+        ),
         (
             {"algorithm__preset": "branch_grpo", "train__group_size": 16},
-            "algorithm.hints: a share of the roots of a group starts anew, branch splits few of them",
+            "algorithm.hints: hints replace a share of a group's roots, but branch has few roots",
         ),
         (
             {"algorithm__baseline": "tracker"},
@@ -144,7 +147,7 @@ def test_a_schedule_without_a_rung_is_refused(tmp_path):
     with pytest.raises(InputError, match=sentence):
         hints.check_policy(chosen, Scheduled((1.0, 0.7, 0.3, 0.0)))
     for policy in (Scheduled((0.8, 0.6, 0.3, 0.0)), Scheduled((1.0, 0.6, 0.3, 0.0), pins=True)):
-        with pytest.raises(InputError, match="starts from other things than noise alone; take none"):
+        with pytest.raises(InputError, match="does not start from noise alone; take none"):
             hints.check_policy(chosen, policy)
 
 

@@ -287,12 +287,15 @@ def test_each_row_of_final_samples_sets_its_guidance_and_its_draft_unless_the_co
 
 @pytest.mark.parametrize(
     ("guidance", "said"),
-    [("pipeline", "un-learns guidance; take rollout"), ("none", "with none nft samples and trains")],
+    [("pipeline", "un-learns guidance; take rollout"), ("none", "with none, nft samples and trains")],
 )
 def test_a_guided_call_of_final_samples_is_warned_of(guidance, said):
     config = validate({"model": {"path": "shapes", "guidance": guidance}, "algorithm": {"preset": "nft"}})
     (sentence,) = likelihood_rules.guidance_warnings(config, 2)
     assert said in sentence
     assert likelihood_rules.guidance_warnings(config, 1) == []
-    with pytest.raises(InputError, match=r"^model.guidance: steps of a trajectory are scored as they were walked"):
+    with pytest.raises(
+        InputError,
+        match=r"^model.guidance: the update scores steps with the guidance of the rollout",
+    ):
         validate({"model": {"path": "shapes", "guidance": "rollout"}})

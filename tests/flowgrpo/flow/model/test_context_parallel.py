@@ -237,7 +237,7 @@ def chosen(path, processes=4, degree=4, **model):
         ),
         ("FluxControlNetPipeline", {}, "the controlnet of .* computes on whole sequences; set it to 1"),
         ("FluxPipeline", {}, "4 processes cannot share the 2 attention heads of transformer evenly, take 2"),
-        ("FluxPipeline", {"compile": True}, "it was not seen to work with model.compile"),
+        ("FluxPipeline", {"compile": True}, "it was never tested with model.compile; set that to false"),
         (
             "FluxPipeline",
             {"attention": "xformers"},

@@ -283,8 +283,8 @@ def test_a_student_that_is_the_pipeline_that_teaches_has_nothing_to_learn(workpl
     [
         ("shapes", [], "the transformer of shapes is not built as that of .*: its .* is .*, the student's"),
         ("nowhere", ["model.lora=null"], "there is no folder 'nowhere' and no built-in model of that name"),
-        (None, ["model.quantise=int8"], "which model.quantise=int8 has made others of; set it to null, or name a LoRA"),
-        (None, ["run.processes=2", "run.sharding=fsdp2"], "lies in shards; set run.sharding=none, or name a LoRA"),
+        (None, ["model.quantise=int8"], "but model.quantise=int8 has changed those; set it to null, or name a LoRA"),
+        (None, ["run.processes=2", "run.sharding=fsdp2"], "is in shards; set run.sharding=none, or name a LoRA"),
     ],
     ids=["of other shapes", "that is not there", "of a quantised student", "of a student in shards"],
 )
@@ -350,14 +350,14 @@ def test_a_run_that_keeps_other_policies_and_no_average_teaches_what_it_has_lear
             [*OPD, "model.teacher=nowhere", "model.lora=null"],
             "model.teacher: there is no folder 'nowhere' and no built-in",
         ),
-        (["model.teacher=nowhere"], "model.teacher: nobody asks it"),
+        (["model.teacher=nowhere"], "model.teacher: nothing uses it; set"),
         (
             [OPD[0].replace("}}", "}, objective: {kl: {reference: fixed}}}")],
-            "algorithm.objective.kl.reference: distill learns from a teacher, fixed is the student",
+            "algorithm.objective.kl.reference: distill learns from a teacher, but fixed is the student",
         ),
         (
             [OPD[0].replace("}}", "}, objective: {kl: {beta: 0, reference: fixed}}}")],
-            "algorithm.objective.kl.beta: distill has no other loss than the divergence, raise it",
+            "algorithm.objective.kl.beta: the divergence is the only loss of distill; take a value above 0",
         ),
     ],
 )

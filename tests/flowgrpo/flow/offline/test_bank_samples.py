@@ -116,11 +116,11 @@ def test_a_snapshot_s_sample_that_is_not_finite_leaves_the_update(tmp_path):
     [
         (
             {"preset": "gdro", "likelihood": {"sampler": "bank", "anchor": "bank"}},
-            r"algorithm\.likelihood\.sampler: .* a snapshot samples the worse one of a pair, and plackett_luce has none",
+            r"algorithm\.likelihood\.sampler: .* a snapshot makes the worse sample of a pair, but plackett_luce has none",
         ),
         (
             {"preset": "seppo", "likelihood": {"sampler": "reference"}},
-            r"algorithm\.likelihood\.anchor: bank is of snapshots of the live policy, which made none of data\.groups",
+            r"algorithm\.likelihood\.anchor: bank holds snapshots of the live policy, which did not sample data\.groups",
         ),
     ],
 )

@@ -215,18 +215,25 @@ def test_the_plan_counts_no_rollout_and_no_decoding(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"algorithm": {"preset": "flow_grpo"}}, r"algorithm\.likelihood: trajectory needs the steps of rollouts"),
+        (
+            {"algorithm": {"preset": "flow_grpo"}},
+            r"algorithm\.likelihood: trajectory needs the steps of rollouts, but data.groups has only final samples",
+        ),
         (
             {"algorithm": {"preset": "nft"}},
-            r"algorithm\.likelihood\.sampler: old is a policy that follows the live one",
+            r"algorithm\.likelihood\.sampler: old follows the live policy, which did not sample data.groups; take",
         ),
         (
             {"algorithm": {"preset": "nft", "likelihood": {"sampler": "reference"}}},
-            r"algorithm\.likelihood\.anchor: old is .*; take algorithm\.likelihood\.anchor=reference or live",
+            r"algorithm\.likelihood\.anchor: old follows .*; take algorithm\.likelihood\.anchor=reference or live",
         ),
         ({"train__draft": {"pool": 2}}, r"train\.draft: it chooses the starts of rollouts"),
         ({"prompts__pick__budget": "root_variance"}, r"prompts\.pick\.budget: data\.groups has groups of one size"),
-        ({"data": {"rewards": {"one": 1.0}}}, r"data\.rewards: it names rewards of data\.groups, which is not given"),
+        (
+            {"data": {"rewards": {"one": 1.0}}},
+            r"data\.rewards: it names rewards of data\.groups, but data\.groups "
+            r"is not set",
+        ),
     ],
 )
 def test_what_stored_groups_cannot_do_is_one_sentence(tmp_path, overrides, said):
@@ -236,5 +243,7 @@ def test_what_stored_groups_cannot_do_is_one_sentence(tmp_path, overrides, said)
 
 def test_groups_that_are_too_small_are_refused(tmp_path):
     chosen = settings(tmp_path, algorithm={"preset": "rwr"}, data={"groups": str(store(tmp_path / "groups"))})
-    with pytest.raises(InputError, match=r"train\.group_size: 8 samples of a group, .* has 6; take that or less"):
+    with pytest.raises(
+        InputError, match=r"train\.group_size: 8 is more than the 6 samples of a group in .*; take that or less"
+    ):
         stored_groups.load_source(chosen)

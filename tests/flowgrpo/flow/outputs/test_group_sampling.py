@@ -122,7 +122,7 @@ def test_another_model_precision_or_call_is_one_sentence(capsys):
         ("model.call.height=32", "data.groups: o has samples of a call with height 16, and model.call has 32; take 16"),
         ("model.dtype=bfloat16", "data.groups: o has samples of a model in float32; set model.dtype=float32"),
         ("model.path=shapes", "data.groups: o has samples of another model"),
-        ("train.group_size=5", "train.group_size: 5 samples of a group, o has 4; take that or less"),
+        ("train.group_size=5", "train.group_size: 5 is more than the 4 samples of a group in o; take that or less"),
         ("rewards=shapes", "rewards: the stored groups have no reward 'shapes'"),
         ("data.groups=p", "data.groups: p holds no groups"),
     ):
@@ -173,7 +173,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(monkeypatch):
         (["tiny.yaml", "--groups", "o", "--text-encoders", "keep"], "--text-encoders: tiny.yaml is a config"),
         (
             ["tiny.yaml", "--groups", "o", "algorithm.preset=branch_grpo"],
-            "algorithm.tree: groups are the ends of chains",
+            "algorithm.tree: groups are the ends of chains, not of",
         ),
         (["tiny.yaml", "--groups", "o", "train.draft={pool: 2}"], "train.draft: stored groups are whole"),
         (["tiny.yaml", "--groups", "prompts.txt"], "--groups: prompts.txt cannot be written to"),

@@ -297,7 +297,10 @@ def test_groups_are_looked_at_one_by_one(tmp_path):
 def test_a_pipeline_with_pins_is_refused(tmp_path):
     run = run_of(tmp_path)
     run.policy.pins = True
-    with pytest.raises(InputError, match=r"algorithm\.likelihood: the pipeline puts parts of its own"):
+    with pytest.raises(
+        InputError,
+        match=r"algorithm\.likelihood: the pipeline replaces parts of what a step makes",
+    ):
         run.run()
 
 
@@ -311,21 +314,36 @@ def test_a_model_of_one_step_learns_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tree": "twigs"}, r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, twigs"),
-        ({"credit": "siblings"}, r"algorithm\.credit: elbo trains on final samples, siblings gives steps their own"),
-        ({"tree": {"start": "shared"}}, r"algorithm\.tree\.start: shared gives a group one start"),
-        ({"tree": "window"}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
+        ({"tree": "twigs"}, r"algorithm\.tree: elbo trains on the ends of chains or of trees that split, not of twigs"),
+        (
+            {"credit": "siblings"},
+            r"algorithm\.credit: elbo trains on final samples, but siblings gives credit to steps",
+        ),
+        (
+            {"tree": {"start": "shared"}},
+            r"algorithm\.tree\.start: with shared starts and ode, all samples of a group are equal; take independent",
+        ),
+        ({"tree": "window"}, r"algorithm\.tree: ode has no stochastic steps to choose; take chain without options"),
         ({"objective": {"step_weights": "noise_aware"}}, r"algorithm\.objective\.step_weights: noise_aware weighs"),
-        ({"objective": {"kl": {"form": "exact"}}}, r"algorithm\.objective\.kl\.form: exact is of a kernel's noise"),
+        (
+            {"objective": {"kl": {"form": "exact"}}},
+            r"algorithm\.objective\.kl\.form: exact needs the noise of a kernel; with elbo take velocity",
+        ),
         ({"objective": "normalised_ratio"}, r"algorithm\.objective: normalised_ratio needs algorithm\.likelihood=traj"),
         ({"objective": "plackett_luce"}, r"algorithm\.likelihood\.noise: plackett_luce compares samples"),
-        ({"tree": {"train_fraction": 0.5}}, r"algorithm\.tree: which steps are stochastic says nothing of ode"),
+        (
+            {"tree": {"train_fraction": 0.5}},
+            r"algorithm\.tree: ode has no stochastic steps to choose; take chain without options",
+        ),
         ({"objective": "kl_mask"}, r"algorithm\.objective: kl_mask needs algorithm\.likelihood=trajectory"),
         *(
             ({"objective": word, "likelihood": {"anchor": "live"}}, r"algorithm\.likelihood\.anchor: the ratio to the")
             for word in ("centred", "clip")
         ),
-        ({"likelihood": {"bank": {"keep": 3}}}, r"algorithm\.likelihood\.bank: nobody asks for a snapshot"),
+        (
+            {"likelihood": {"bank": {"keep": 3}}},
+            r"algorithm\.likelihood\.bank: nothing uses its snapshots; take algorithm.likelihood.sampler=bank, or remove it",
+        ),
         ({"likelihood": {"power": 0.5}}, r"algorithm\.likelihood\.power: the weight adaptive has no power"),
         ({"likelihood": "trajectory"}, r"algorithm\.objective: two_branch needs algorithm\.likelihood=elbo"),
         ({"likelihood": "trajectory", "objective": "clip"}, r"algorithm\.kernel: steps of ode have no log-probability"),
@@ -339,15 +357,23 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
 @pytest.mark.parametrize(
     ("preset", "overrides", "said"),
     [
-        ("nft", {"train__split": "edges"}, r"train\.split: elbo trains on samples"),
+        (
+            "nft",
+            {"train__split": "edges"},
+            r"train\.split: elbo trains on whole samples, not on edges; take groups or samples",
+        ),
         ("dpo", {"train__split": "samples", "train__updates": 2}, r"train\.split: pair_preference compares the samp"),
         (
             "seppo",
             {"train__updates": 4, "algorithm__likelihood__bank__every": 3},
-            r"\.bank\.every: a snapshot is taken where an iteration ends, .* 4 optimizer steps; take 4",
+            r"\.bank\.every: a snapshot is taken at the end of an iteration, .* 4 optimizer steps; take 4",
         ),
-        ("seppo", {"run__processes": 2, "run__sharding": "fsdp2"}, r"run\.sharding: .* no old policy or snapshot is"),
-        ("nft", {"run__staleness": 1}, r"run\.staleness: what is behind by elbo is algorithm\.likelihood\.old"),
+        (
+            "seppo",
+            {"run__processes": 2, "run__sharding": "fsdp2"},
+            r"run\.sharding: .* keeps no old policy or snapshot",
+        ),
+        ("nft", {"run__staleness": 1}, r"run\.staleness: with elbo, algorithm\.likelihood\.old"),
     ],
 )
 def test_runs_that_keep_steps_are_refused(tmp_path, preset, overrides, said):

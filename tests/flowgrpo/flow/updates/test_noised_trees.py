@@ -185,18 +185,24 @@ def test_two_optimizer_steps_share_the_samples(tmp_path):
     [
         (
             {"credit": {"starts": False}},
-            r"algorithm\.credit: elbo trains at all noise levels of a sample, nested without",
+            r"algorithm\.credit: elbo trains at all noise levels of a sample, but nested without",
         ),
         ({"kernel": {"name": "ode", "level": None}}, r"algorithm\.kernel: ode adds no noise where a tree splits"),
-        ({"tree": {"prune": {"rule": "extremes"}}}, r"algorithm\.tree\.prune: elbo trains on samples"),
-        ({"tree": {"name": "brush", "finish": 2}}, r"algorithm\.tree\.finish: elbo trains on what a finish makes"),
+        (
+            {"tree": {"prune": {"rule": "extremes"}}},
+            r"algorithm\.tree\.prune: elbo trains on samples",
+        ),
+        (
+            {"tree": {"name": "brush", "finish": 2}},
+            r"algorithm\.tree\.finish: elbo trains on finished samples, so the finish must be exact; take null",
+        ),
         (
             {"tree": {"name": "branch", "siblings": "own"}, "kernel": {"solver": "dpm2"}},
             r"algorithm\.kernel\.solver: the steps of branch have noise",
         ),
         (
             {"tree": {"name": "twigs"}},
-            r"algorithm\.tree: elbo trains on the ends of chains and of trees that split, twigs has others",
+            r"algorithm\.tree: elbo trains on the ends of chains or of trees that split, not of twigs",
         ),
     ],
 )
@@ -210,15 +216,17 @@ def test_what_does_not_go_together_is_one_sentence(tmp_path, changes, said):
 
 
 def test_what_a_run_cannot_do_with_trees_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"algorithm\.tree: a group is one tree, and above step 2"):
+    with pytest.raises(InputError, match=r"algorithm\.tree: a group is one tree, so nothing is compared above step 2"):
         run_of(tmp_path, train__group_size=2)
     with pytest.raises(
         InputError, match=r"algorithm\.tree\.start: all trees of a group share the ODE steps above step 2"
     ):
         run_of(tmp_path, algorithm={"tree": {"start": "shared"}})
-    with pytest.raises(InputError, match=r"above step 1 nothing is compared with it; split at step 0"):
+    with pytest.raises(InputError, match=r"so nothing is compared above step 1; split at step 0"):
         brush_run(tmp_path, {"tree": {"name": "brush", "branches": 4, "profile": [0, 4]}})
     late = {"preset": "awm_split", "likelihood": {**DRAWS, "steps": [2, -1]}}  # no draw lies above the split
     assert settings(tmp_path, algorithm=late, train__group_size=2).algorithm.likelihood.steps == [2, -1]
-    with pytest.raises(InputError, match=r"algorithm\.tree: stored samples are ends of chains, branch_window splits"):
+    with pytest.raises(
+        InputError, match=r"algorithm\.tree: stored samples are ends of chains, but branch_window splits"
+    ):
         run_of(tmp_path, data__groups=str(tmp_path))

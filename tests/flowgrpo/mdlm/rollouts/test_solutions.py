@@ -79,12 +79,15 @@ def test_a_model_learns_its_solutions_without_rollouts(settings, tmp_path, atten
 
 
 REFUSED = [
-    ({"likelihood": "trajectory"}, "no decoder wrote the solutions of one_token, take autoregressive or monte_carlo"),
+    (
+        {"likelihood": "trajectory"},
+        "one_token trains on solutions, which have no decoding steps; take autoregressive or monte_carlo",
+    ),
     ({"hints": "inpainting"}, r"algorithm\.hints: one_token learns from whole solutions, take none"),
     ({"aggregation": "balanced"}, "balanced weighs answers by their advantages, which one_token does not use; take"),
     (
         {"baseline": {"name": "group_mean", "drop_zero": True}},
-        r"algorithm\.baseline\.drop_zero: one_token learns whatever",
+        r"algorithm\.baseline\.drop_zero: one_token does not use rewards",
     ),
 ]
 

@@ -213,7 +213,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
     rest = begun(tmp_path, **AUTO, train__iterations=2)
     rest.resume()
     with pytest.raises(
-        InputError, match=r"batches\.json is not what a run writes that finds its batches; take it away"
+        InputError, match=r"batches\.json is not a file of batch sizes that a run wrote; remove it to find them again"
     ):
         rest.run()
 
@@ -228,7 +228,7 @@ def test_processes_do_as_the_first_one_s_disk_says(tmp_path):
     (tmp_path / "again").mkdir()
     for said in pair(partial(of_two_disks, folder=str(tmp_path)), tmp_path / "again", seconds=20):
         assert said.startswith("InputError: ")
-        assert "take it away to find them again" in said
+        assert "remove it to find them again" in said
 
 
 def test_two_processes_take_what_both_hold(tmp_path):

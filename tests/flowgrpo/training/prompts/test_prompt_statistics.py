@@ -97,15 +97,18 @@ def test_two_processes_agree_on_the_age(tmp_path):
     [
         (
             {"train__half_life": {"by": "log_ratio"}},
-            r"^train\.half_life\.after: log ratios have no usual size, say which",
+            r"^train\.half_life\.after: log ratios have no typical size, so give the sum that halves a reward",
         ),
         (
             {"train__half_life": {"keep": [0.5, 0.2]}},
-            r"^train\.half_life\.keep: \[0\.5, 0\.2\] do not rise, take \[0\.2",
+            r"^train\.half_life\.keep: \[0\.5, 0\.2\] are not in ascending order; take \[0\.2",
         ),
         ({"train__half_life": 0}, r"^train\.half_life\.after: 0 is wrong"),
         ({"train__half_life": RATIOS, "train__updates": 1}, r"all ratios are 1, take train\.updates=2 or iterations$"),
-        ({"train__half_life": RATIOS, "algorithm__preset": "adaptive"}, "the tree adaptive forgets by iterations"),
+        (
+            {"train__half_life": RATIOS, "algorithm__preset": "adaptive"},
+            "the tree adaptive counts ages in iterations; take another tree",
+        ),
         ({"train__half_life": RATIOS, "algorithm__preset": "pepg"}, r"take anchor=old with old\.most=0 or iterations$"),
     ],
 )

@@ -216,7 +216,7 @@ def test_a_gpu_that_is_too_small_is_told_of_the_plan(workplace, monkeypatch, cap
             told.__exit__(type(stopped), stopped, None)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
-    command = said[1].partition("says: ")[2]
+    command = said[1].partition("on this GPU: ")[2]
     assert command == "flowgrpo plan tiny.yaml train.iterations=3 --gpu-memory 23"
     assert main(shlex.split(command)[1:]) == 0
     assert "fits 23.0 GiB" in capsys.readouterr().out

@@ -38,7 +38,7 @@ def test_a_text_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_held_folder_is_refused_and_free_afterwards(tmp_path):
     folder = tmp_path / "runs" / "a"
     with run_folder.lock_folder(folder):
-        said = f"another run goes on in {folder}, process {os.getpid()}; wait for its end"
+        said = f"process {os.getpid()} is still running in {folder}; wait for its end"
         with pytest.raises(InputError, match=said), run_folder.lock_folder(folder):
             pass
         (folder / "file").touch()
@@ -58,7 +58,7 @@ def test_the_kernel_lets_go_of_a_killed_run(tmp_path):
     code += "with run_folder.lock_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match=f"process {other.pid};"), run_folder.lock_folder(tmp_path / "a"):
+        with pytest.raises(InputError, match=f"process {other.pid} is"), run_folder.lock_folder(tmp_path / "a"):
             pass
         other.send_signal(signal.SIGKILL)
     assert (tmp_path / "a" / run_folder.LOCK).exists()

@@ -26,8 +26,8 @@ class Diverging(Network):
         return velocity * (math.nan if self.always or torch.is_grad_enabled() else 1.0)
 
 
-NOT_FINITE = "no update had a gradient that is finite"
-NOT_TRAINED = "nothing of its samples can be trained on"
+NOT_FINITE = "no update had a finite gradient"
+NOT_TRAINED = "none of its samples can be trained on"
 NONE_ANY_MORE = "no held-out sample has a reward any more"
 
 

@@ -61,7 +61,7 @@ def test_a_floor_above_what_is_kept_is_refused():
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"preset": "nft"}, r"algorithm\.tree\.stop: elbo trains on final samples"),
+        ({"preset": "nft"}, r"algorithm\.tree\.stop: elbo trains on final samples, but"),
         ({"preset": "tempflow"}, r"algorithm\.tree\.stop: unknown key"),
         ({"algorithm": {"credit": "depthwise"}}, r"algorithm\.credit: .* take terminal"),
         ({"baseline": "group_mean"}, r"algorithm\.baseline: with algorithm\.tree\.stop group_mean would bias"),

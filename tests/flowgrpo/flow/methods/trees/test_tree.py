@@ -140,7 +140,10 @@ REFUSED = [
     ),
     (odd("of_nothing"), ": the plan trains no step, or leads to no sample"),
     (odd("to_nowhere"), ": the plan trains no step, or leads to no sample"),
-    (odd("splitting", at=3), "algorithm.credit: terminal needs a tree whose trajectories share no edge, such as chain"),
+    (
+        odd("splitting", at=3),
+        "algorithm.credit: terminal needs trajectories that share no edge, such as those of chain",
+    ),
 ]
 
 
