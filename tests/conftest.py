@@ -1,3 +1,4 @@
+import atexit
 import gc
 import importlib.util
 import logging
@@ -94,9 +95,8 @@ def _a_clean_desk():
     gc.freeze()
 
 
-def pytest_sessionfinish():
-    """Unfreeze: with frozen objects, libraries print what they take for leaks as the interpreter ends."""
-    gc.unfreeze()
+# With frozen objects, libraries print what they take for leaks as the interpreter ends; before, pytest looks for garbage.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import runs
 import torch
-from in_turn import after_first_step
+from in_turn import Turn, after_first_step, trained_in_turn
 from safetensors.torch import load_file
 
 from flowgrpo.commands.runs import train as run
@@ -249,33 +249,36 @@ RULES_OF_ALL_TOKENS = {
 }
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        pytest.param({"train__split": "samples", "train__groups": 3}, id="three shared groups"),
-        pytest.param({"algorithm__objective": {"name": "regression", "kl": {"beta": 0.1}}}, id="whole groups"),
-        pytest.param(RULES_OF_ALL_TOKENS, id="rules of all tokens"),
-        pytest.param({"algorithm__aggregation__shape": {"rule": "divergent"}}, id="predictions of a group"),
-        pytest.param(
-            {"algorithm__aggregation__shape": {"rule": "departed", "temperature": 1e-4}, "train__learning_rate": 0.01},
-            id="predictions of the reference",
-        ),
-    ],
-)
-def test_two_processes_train_what_one_does(settings, tmp_path, choices):
-    choices = {"algorithm__preset": "diffu_grpo", "train__passes": 2, **choices}
-    one = lines(run.train_config(settings(run__name="one", **choices)))
-    words = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in choices.items()]
-    process = runs.background("train", str(tmp_path / "run.yaml"), *words, "run.processes=2", "run.name=two")
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    two = runs.metrics(tmp_path / "runs" / "two")
-    for line, other in zip(one, two, strict=True):
-        equal = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
-        assert [line[key] for key in equal] == [other[key] for key in equal]
-        for key in ("policy/grad_norm", "policy/kl", "policy/mean_abs_log_ratio"):
-            assert line[key] == pytest.approx(other[key], rel=1e-3)
-    assert two[-1]["policy/kl"] > 0
+OF_TWO = {
+    "three shared groups": {"train__split": "samples", "train__groups": 3},
+    "whole groups": {"algorithm__objective": {"name": "regression", "kl": {"beta": 0.1}}},
+    "rules of all tokens": RULES_OF_ALL_TOKENS,
+    "predictions of a group": {"algorithm__aggregation__shape": {"rule": "divergent"}},
+    "predictions of the reference": {
+        "algorithm__aggregation__shape": {"rule": "departed", "temperature": 1e-4},
+        "train__learning_rate": 0.01,
+    },
+}
+
+
+def test_two_processes_train_what_one_does(settings, tmp_path, tmp_path_factory):
+    """The same two processes make the runs of all cases."""
+    ones, turns = {}, []
+    for number, (case, choices) in enumerate(OF_TWO.items()):
+        choices = {"algorithm__preset": "diffu_grpo", "train__passes": 2, **choices}
+        ones[case] = lines(run.train_config(settings(run__name=f"one-{number}", **choices)))
+        words = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in choices.items()]
+        turns.append(Turn(str(tmp_path), "run.yaml", f"two-{number}", [*words, "run.processes=2"]))
+    (ends,) = trained_in_turn([turns], tmp_path_factory.mktemp("two"))
+    assert ends == {turn.name: [None, None] for turn in turns}
+    for (case, one), turn in zip(ones.items(), turns, strict=True):
+        two = runs.metrics(tmp_path / "runs" / turn.name)
+        for line, other in zip(one, two, strict=True):
+            equal = ("reward/mean", "cost/model_evaluations", "cost/trained_edges", "groups/zero_std_fraction")
+            assert [line[key] for key in equal] == [other[key] for key in equal], case
+            for key in ("policy/grad_norm", "policy/kl", "policy/mean_abs_log_ratio"):
+                assert line[key] == pytest.approx(other[key], rel=1e-3), case
+        assert two[-1]["policy/kl"] > 0, case
 
 
 @pytest.mark.parametrize("targets", ["auto", "all-linear"])
