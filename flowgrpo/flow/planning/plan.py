@@ -160,7 +160,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     evaluation, compares = planned["evaluation"], planned["comparison"]
     batch = (
         f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories, {g['roots']} roots a group; "
-        f"{g['updates']} optimizer steps, split by {g['split']}"
+        f"{g['updates']} optimizer step{'s' * (g['updates'] != 1)}, split by {g['split']}"
     )
     steps = (
         f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "

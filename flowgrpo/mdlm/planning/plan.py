@@ -155,7 +155,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "batch",
             f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} optimizer steps, {g['passes']} passes, split by {g['split']}",
+            f"{g['updates']} optimizer step{'s' * (g['updates'] != 1)}, {g['passes']} pass{'es' * (g['passes'] != 1)}, "
+            f"split by {g['split']}",
         ),
         *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
         * (g["roots"] < g["group_size"]),

@@ -207,7 +207,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert config.validate(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups x 8 = 32 answers of 4 tokens, 2 optimizer steps, 1 passes, split by groups" in shown
+    assert "4 groups x 8 = 32 answers of 4 tokens, 2 optimizer steps, 1 pass, split by groups" in shown
     assert ("published" in shown) == bool(PUBLISHED[preset])
     further = planned["second_stage"]
     assert ("at most" in shown) == (True in planned["at_most"].values() or further["decoded"] > 0)
