@@ -44,8 +44,8 @@ def init(
         for line in (name, f"  {about[1]}", *needs):
             print_line(line)
     say(
-        "flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged; none was "
-        "run on real weights"
+        "flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged; none "
+        "was run on real weights"
     )
 
 
