@@ -43,8 +43,10 @@ def init(
         needs = [f"  {label + ':':8} {words}" for label, words in labels if label != "Checked"]  # long; the file has it
         for line in (name, f"  {about[1]}", *needs):
             print_line(line)
-    say("none was run on its real weights, each file says what was checked")
-    say("flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged")
+    say(
+        "flowgrpo init NAME writes a config to a file; flowgrpo plan NAME and flowgrpo train NAME use it unchanged; none "
+        "was run on real weights"
+    )
 
 
 def _write(name: str, out: Path | None) -> Path:

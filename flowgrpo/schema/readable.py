@@ -1,4 +1,4 @@
-"""Safe display of untrusted text: terminal control characters and direction changes are escaped."""
+"""Display of untrusted text with terminal control characters and direction changes escaped; and of counts."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def one_line(text: str) -> str:
     """Return a text, made `readable`, as one line of at most `LONGEST_LINE` characters; a longer text loses its middle."""
     line = readable(text).expandtabs(1).replace("\n", r"\n")
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 205]} ... {line[-200:]}"
+
+
+def counted(number: int, word: str, ending: str = "s") -> str:
+    """Format a number of things: 1 sample, 2 samples."""
+    return f"{number} {word}{ending * (number != 1)}"

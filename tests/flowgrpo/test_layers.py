@@ -228,7 +228,7 @@ BELOW = {
     ),
     "flowgrpo.config": "rewards errors schema data flow.config mdlm.config",
     "flowgrpo.commands.page_parts": "rewards errors data training.run training.reports",
-    "flowgrpo.commands.report": "rewards errors data training.run training.reports commands.page_parts",
+    "flowgrpo.commands.report": "rewards errors schema data training.run training.reports commands.page_parts",
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.prompts training.run training.distributed "
         "training.weights training.planning training.reports training.scoring training.fitting "

@@ -14,10 +14,11 @@ from flowgrpo.commands.page_parts.curve import curve
 from flowgrpo.commands.page_parts.folder import input_errors, read_config, read_log, trained_weights
 from flowgrpo.commands.page_parts.history import held_out_means, of_phase, part_curves, points, training_cost
 from flowgrpo.commands.page_parts.media import LONGEST
-from flowgrpo.commands.page_parts.numbers import counted, counts, difference, minutes, number
+from flowgrpo.commands.page_parts.numbers import counts, difference, minutes, number
 from flowgrpo.commands.page_parts.pages import check_out, template, write_page
 from flowgrpo.commands.page_parts.totals import Totals, watched_names
 from flowgrpo.commands.page_parts.trees import TREES, check_trees
+from flowgrpo.schema.readable import counted
 from flowgrpo.training.run.run_files import read_metrics
 from rewards.base import one_line
 

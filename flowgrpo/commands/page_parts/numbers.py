@@ -24,11 +24,6 @@ def difference(before: float | None, after: float | None) -> str:
     return f"+{number(after - before)}" if after > before else "±0" if after == before else number(after - before)
 
 
-def counted(number: int, word: str, ending: str = "s") -> str:
-    """Format a number of things: 1 sample, 2 samples."""
-    return f"{number} {word}{ending * (number != 1)}"
-
-
 def minutes(seconds: float) -> str:
     """Format a time in minutes and whole seconds."""
     return f"{int(seconds) // 60} min {int(seconds) % 60} s"

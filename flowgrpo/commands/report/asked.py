@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.commands.page_parts.folder import trained_weights
-from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.page_parts.totals import name_of, watched_names
 from flowgrpo.data import tables
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import counted
 
 Facts = list[tuple[str, str]]
 

@@ -10,10 +10,10 @@ import typer
 
 from flowgrpo import config
 from flowgrpo.commands import options
-from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.terminal import Format, print_json, print_line
 from flowgrpo.data import configs, yaml_maps
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.schedule import read_part
 from flowgrpo.schema.sections import RunConfig
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from rich.table import Column, Table
 
-from flowgrpo.commands.page_parts.numbers import counted
 from flowgrpo.commands.scores.rewards import options_of
 from flowgrpo.commands.terminal import say
 from flowgrpo.data import conditions, tables, yaml_maps
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.reports.progress import open_display

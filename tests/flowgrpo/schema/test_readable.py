@@ -1,7 +1,7 @@
 """What others wrote, on the terminal."""
 
 from flowgrpo.cli import main
-from flowgrpo.schema.readable import one_line
+from flowgrpo.schema.readable import counted, one_line
 
 
 def test_a_line_is_one_and_steers_nothing():
@@ -25,3 +25,8 @@ def test_a_refusal_is_one_short_line_whatever_was_written(tmp_path, capsys):
         assert len(said) < 1020
         assert len(said.splitlines()) == 1
         assert "\x1b" not in said
+
+
+def test_one_is_singular():
+    assert [counted(number, "sample") for number in (0, 1, 2)] == ["0 samples", "1 sample", "2 samples"]
+    assert counted(2, "process", "es") == "2 processes"
