@@ -146,8 +146,8 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     assert main(["train", "tiny.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert re.match(
-        rf"stopped after step 1: {url}/rollout/generate could not be reached \(.+\); a checkpoint is written, go on with: "
-        r"flowgrpo train tiny.yaml .*run.resume=true$",
+        rf"stopped after step 1: {url}/rollout/generate could not be reached \(.+\); check that its server runs; "
+        r"a checkpoint is written, go on with: flowgrpo train tiny.yaml .*run.resume=true$",
         said,
     )
     assert threading_end

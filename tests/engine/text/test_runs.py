@@ -220,8 +220,8 @@ def test_an_engine_that_is_lost_ends_the_run_with_what_is_done_and_a_resume_goes
     lose(engine, 1 + 2, monkeypatch)
     assert main(["train", "run.yaml", *chosen]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    lost = rf"stopped after step 1: {url}/generate could not be reached \(.+\); a checkpoint is written, go on with: "
-    assert re.match(rf"{lost}flowgrpo train run.yaml .*run.resume=true$", said)
+    lost = rf"stopped after step 1: {url}/generate could not be reached \(.+\); check that its server runs; "
+    assert re.match(rf"{lost}a checkpoint is written, go on with: flowgrpo train run.yaml .*run.resume=true$", said)
     assert [line["step"] for line in runs.metrics(folder())] == [1]
     end()
     assert main(["train", "run.yaml", *chosen, "run.resume=true"]) == 2  # nobody is there
