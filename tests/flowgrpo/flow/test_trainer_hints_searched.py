@@ -14,6 +14,8 @@ from samplers import noise
 
 SEARCH = {"name": "noised", "source": "search", "width": 24, "ladder": [0.0, 1.0]}
 TEACHER = SEARCH | {"source": "teacher"}
+WINNER = {"name": "noised", "source": "winner", "ladder": [0.0, 1.0]}
+BY_SOURCE = {"winner": WINNER, "search": SEARCH, "teacher": TEACHER}
 FAR = torch.tensor([1.5, 0.0])
 
 
@@ -100,7 +102,7 @@ def test_a_search_is_in_the_counts_of_an_iteration(tmp_path):
     texts, failing = ("a", "bb", "ccc", "dddd"), lambda samples, prompts: samples[:, 0] * 0
     told = {}
     for source in ("winner", "search"):
-        run = run_of(tmp_path / source, SEARCH | {"source": source}, reward=failing, texts=texts, iterations=2)
+        run = run_of(tmp_path / source, BY_SOURCE[source], reward=failing, texts=texts, iterations=2)
         run.run()
         told[source] = lines(run)
     for plain, line in zip(told["winner"], told["search"], strict=True):
@@ -114,7 +116,7 @@ def test_a_search_is_in_the_counts_of_an_iteration(tmp_path):
 def test_a_teacher_helps_prompts_that_the_run_never_wins(tmp_path):
     """The student is N(0, 0.3^2) and its teacher N(1.5, 0.3^2); only samples above 1 succeed."""
     for source, teaches in (("winner", 0), ("search", 0), ("teacher", 4)):
-        run = run_of(tmp_path / source, SEARCH | {"source": source}, field=GaussianFlow(), iterations=1)
+        run = run_of(tmp_path / source, BY_SOURCE[source], field=GaussianFlow(), iterations=1)
         run.run()
         (line,) = lines(run)
         assert line["reward/mean"] == 0

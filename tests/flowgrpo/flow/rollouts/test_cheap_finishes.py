@@ -255,7 +255,7 @@ def test_a_run_by_command_drafts_and_finishes_cheaply_resumes_to_the_bit_and_cos
     assert first["cost/check_evaluations"] == compares["model_evaluations"]
     assert first["cost/decoded"] == planned["decoded"] + compares["decoded"]
     assert main(["plan", "tiny.yaml", *words]) == 0
-    assert "each 10 iterations from the first on" in " ".join(capsys.readouterr().out.split())
+    assert "every 10 iterations, from the first:" in " ".join(capsys.readouterr().out.split())
 
 
 KEY = r"algorithm\.tree\.finish"

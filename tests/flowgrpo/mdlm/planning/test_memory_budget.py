@@ -23,4 +23,4 @@ def test_plan_says_whether_a_run_fits(tmp_path, monkeypatch, capsys):
     assert [phase["phase"] for phase in found["phases"]] == ["rollout", "update"]
     most = found["largest"]["train.rollout_batch"]
     assert main(["plan", "small.yaml", f"train.rollout_batch={most + 1}", "--gpu-memory", "2"]) == 0
-    assert f"by: train.rollout_batch={most}" in capsys.readouterr().out
+    assert f"if you set train.rollout_batch={most}" in capsys.readouterr().out
