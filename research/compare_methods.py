@@ -298,12 +298,13 @@ def report(folders: list[Path], budget: Budget, *, work: float | None = None, ri
 def mean_curves(folders: list[Path], budget: Budget) -> dict[str, Any]:
     """Return the `seeds` and, by method, [cost, mean reward, standard error over seeds] at equal parts of the budget."""
     found: dict[str, list[list[float]]] = {}
-    for name, paths in runs_in(folders, budget).items():
+    runs = runs_in(folders, budget)
+    for name, paths in runs.items():
         curves = [curve(read(path), budget.used) for path in paths]
         for cost in (budget.amount * look / LOOKS for look in range(LOOKS + 1)):
             rewards = [at(points, cost) for points in curves]
             found.setdefault(name, []).append([cost, statistics.mean(rewards), standard_error(rewards)])
-    return {"seeds": len(curves), "methods": found}
+    return {"seeds": min(map(len, runs.values())), "methods": found}
 
 
 def least_work(by_work: dict[str, list[list[tuple[float, float]]]]) -> float:

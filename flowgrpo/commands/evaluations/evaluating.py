@@ -78,13 +78,13 @@ def evaluate(
     targets, overrides = split_words(words)
     models = [word for word in targets if not is_evaluation(Path(word))]
     begun = next((Path(word) for word in models if run_folder.is_begun(Path(word))), None)
-    if begun is not None and not reward and (name is None or sets.find_set(name) is None):
+    if begun is not None:
         from flowgrpo.commands.evaluations.planning import uses_of_run
 
         own = config.of_run(begun)
-        name, reward = name or own.prompts.eval, uses_of_run(own)
-    elif begun is not None and name is None:
-        name = config.of_run(begun).prompts.eval
+        if not reward and (name is None or sets.find_set(name) is None):
+            reward = uses_of_run(own)
+        name = name or own.prompts.eval
     if models and name is None:
         raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
     if name is not None and sets.find_set(name) is None and not reward:

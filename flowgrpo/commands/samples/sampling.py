@@ -55,7 +55,7 @@ def sample(
         typer.Option(
             "--pairs",
             metavar="FILE",
-            help="with --groups: also write preference pairs as .parquet, in Pick-a-Pic's columns",
+            help="with --groups: read preference pairs, a .parquet file or a folder, in Pick-a-Pic's columns",
         ),
     ] = None,
     search: options.Search = None,
