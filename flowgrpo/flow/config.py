@@ -230,7 +230,7 @@ class Algorithm(AlgorithmSection):
             raise InputError(f"algorithm.kernel.log_prob: normalised_ratio normalises mean, not {form}; take mean")
         if self.objective.step_weights == "noise_aware" and form == "constant_free":
             raise InputError(
-                "algorithm.objective.step_weights: noise_aware takes back a 1 / std that constant_free has not; take "
+                "algorithm.objective.step_weights: noise_aware removes a 1 / std that constant_free does not have; take "
                 "equalised, or algorithm.kernel.log_prob=mean"
             )
         if self.credit.name == "nested" and self.baseline.name != "leave_one_out":

@@ -60,7 +60,7 @@ def check(algorithm: Any) -> None:
         )
     if likelihood.anchor == "live" and (objective.couples != "nothing" or hasattr(objective, "clip_range")):
         raise InputError(
-            f"algorithm.likelihood.anchor: the ratio to the live policy is 1, of which {objective.name} makes nothing; take "
+            f"algorithm.likelihood.anchor: the ratio to the live policy is 1, so {objective.name} learns nothing; take "
             "old, bank or reference"
         )
     if likelihood.bank != type(likelihood).model_fields["bank"].default and algorithm.bank is None:
@@ -140,7 +140,7 @@ def check_run(config: Any) -> None:
         )
     if run.staleness or run.generators:
         raise InputError(
-            "run.staleness: what is behind by elbo is algorithm.likelihood.old, the policy that samples; take 0, and no "
+            "run.staleness: a method of final samples takes its older policy from algorithm.likelihood.old; take 0, and no "
             "run.generators"
         )
     if algorithm.bank is not None and algorithm.bank.every < train.updates:
@@ -175,8 +175,8 @@ def check_span(algorithm: Any) -> None:
     objective, pruning = algorithm.objective.name, getattr(algorithm.tree, "prune", None)
     if algorithm.kernel.log_prob == "constant_free":
         raise InputError(
-            f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, from each of which constant_free "
-            "leaves out another 1 / std^2; take mean or sum"
+            f"algorithm.kernel.log_prob: {objective} sums log ratios over steps, and constant_free leaves out a different "
+            "1 / std^2 at each step; take mean or sum"
         )
     if pruning is not None and pruning.rule == "depth":
         raise InputError(

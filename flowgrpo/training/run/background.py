@@ -48,7 +48,7 @@ class Background:
                 raise
             if failed is not error:
                 logging.getLogger(__name__).warning(
-                    "what was written beside the training failed, too: %s: %s", type(failed).__name__, failed
+                    "writing in the background failed, too: %s: %s", type(failed).__name__, failed
                 )
         finally:
             self._pool.shutdown()

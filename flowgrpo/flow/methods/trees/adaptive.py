@@ -49,14 +49,14 @@ def check(algorithm: Any) -> None:
     if credit.name != "siblings" or credit.weights != "steps":
         choice = credit.name if credit.name != "siblings" else "siblings with weights: edges"
         raise InputError(
-            f"algorithm.credit: the tree adaptive has other numbers of children at each step, by which {choice} would weigh "
-            "steps; take '{name: siblings, weights: steps}'"
+            f"algorithm.credit: the tree adaptive has a different number of children at each step, and {choice} would "
+            "weigh steps by it; take '{name: siblings, weights: steps}'"
         )
     if baseline.name != "leave_one_out" or baseline.std not in ("none", "global"):
         choice = baseline.name if baseline.name != "leave_one_out" else f"leave_one_out with std: {baseline.std}"
         raise InputError(
-            f"algorithm.baseline: the tree adaptive has other numbers of children at each step, by which {choice} would "
-            "scale their advantages; take '{name: leave_one_out, std: global}', or std: none"
+            f"algorithm.baseline: the tree adaptive has a different number of children at each step, and {choice} "
+            "would scale advantages by it; take '{name: leave_one_out, std: global}', or std: none"
         )
 
 

@@ -109,10 +109,10 @@ def test_shapes_that_cannot_be_are_refused(options, sentence):
 @pytest.mark.parametrize(
     ("axes", "sentence"),
     [
-        ({"credit": {"weights": "edges"}}, r"algorithm\.credit: .* by which siblings with weights: edges would weigh"),
-        ({"credit": "terminal"}, r"algorithm\.credit: .* by which terminal would weigh"),
-        ({"baseline": "group_mean"}, r"algorithm\.baseline: .* by which group_mean would scale"),
-        ({"baseline": {"std": "group"}}, r"algorithm\.baseline: .* by which leave_one_out with std: group would scale"),
+        ({"credit": {"weights": "edges"}}, r"algorithm\.credit: .* and siblings with weights: edges would weigh"),
+        ({"credit": "terminal"}, r"algorithm\.credit: .* and terminal would weigh"),
+        ({"baseline": "group_mean"}, r"algorithm\.baseline: .* and group_mean would scale"),
+        ({"baseline": {"std": "group"}}, r"algorithm\.baseline: .* and leave_one_out with std: group would scale"),
         ({"tree": {"branches": 2}}, r"algorithm\.tree\.branches: "),
         ({"tree": {"profile": [1, 2]}}, r"algorithm\.tree\.profile"),
         ({"tree": {"branches": 7}}, r"train.*24 does not divide by the 7 algorithm\.tree\.branches .* take 21 or 28"),
