@@ -91,7 +91,7 @@ class Retry:
             less = spared or " and ".join(f"train.{name} is {rows}" for name, rows in (halved or {}).items())
             run.report.warn(
                 f"step {run.done + within}: out of memory in the {phase} phase; {less} from here on, "
-                "and what was under way is made again"
+                "and the interrupted work is repeated"
             )
 
 

@@ -164,7 +164,7 @@ class Votes:
             if self._learned.agreement < 0.5 + 1 / math.sqrt(decided):  # two standard errors of a coin
                 share = f"{100 * self._learned.agreement:.0f}% of {decided} held-out votes"
                 advice = "hardly more than a coin; give more votes, or other features in `of`"
-                LOGGER.warning("votes: what is learned from %s agrees with %s, %s", self.file, share, advice)
+                LOGGER.warning("votes: the reward learned from %s agrees with %s, %s", self.file, share, advice)
         return self._learned
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str]) -> list[float]:

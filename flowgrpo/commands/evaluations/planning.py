@@ -68,7 +68,7 @@ def read_request(
 
 
 def uses_of_run(settings: RunConfig) -> list[str]:
-    """Return the rewards of a run, then those that it only watches, as `read_request` takes them."""
+    """Return the rewards of a run, then those that it only watches, as `read_request` takes them: on all rows."""
     uses = [*settings.rewards, *settings.eval_rewards]
     told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in uses]
     return [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]

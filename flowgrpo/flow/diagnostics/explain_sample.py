@@ -32,7 +32,7 @@ def explain_sample(
     setup.check_model(settings.model)
     held_out = prompts.load_split(settings.prompts, "eval")
     if not held_out:
-        raise InputError(f"{run}: it has no held-out prompts (prompts.eval), of which one could be explained")
+        raise InputError(f"{run}: it has no held-out prompts (prompts.eval) to explain")
     if not 0 <= prompt < len(held_out):
         raise InputError(f"--prompt: the run has held-out prompts 0 to {len(held_out) - 1}, there is no {prompt}")
     rewards, _ = scorer.rewards(settings.rewards)

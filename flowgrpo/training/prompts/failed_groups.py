@@ -21,8 +21,6 @@ def failed_groups(values: Tensor, groups: Sequence[int], success: float) -> list
 def check_success(name: str | None, rewards: Sequence[str]) -> None:
     """Raise InputError if `algorithm.hints.reward` does not name the reward that decides whether a sample succeeds."""
     if name is None and len(rewards) > 1:
-        raise InputError(
-            f"algorithm.hints.reward: name the one of {', '.join(rewards)} by which an answer succeeds, not all can tell"
-        )
+        raise InputError(f"algorithm.hints.reward: name the reward that measures success, one of {', '.join(rewards)}")
     if name is not None and name not in rewards:
         raise InputError(f"algorithm.hints.reward: {name!r} is not one of rewards, {nearest(name, rewards)}")

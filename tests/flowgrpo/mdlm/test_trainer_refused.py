@@ -24,7 +24,7 @@ from rewards import RewardError
         ({"algorithm__preset": "igpo", "algorithm__hints__tail": 4}, "algorithm.hints.tail"),
         (
             {"algorithm__preset": "igpo", "rewards": [{"use": "tags"}, {"use": "./a.py:b", "name": "right"}]},
-            "^algorithm.hints.reward: name the one of tags, right by which an answer succeeds",
+            "^algorithm.hints.reward: name the reward that measures success, one of tags, right",
         ),
         (
             {"algorithm__preset": "igpo", "algorithm__hints__reward": "vowel"},

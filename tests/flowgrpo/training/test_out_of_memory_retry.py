@@ -66,7 +66,7 @@ def test_a_rollout_without_memory_is_made_again_in_smaller_calls(tmp_path):
     at(run, 2, lambda: setattr(net, "without", 6))
     run.run()
     assert held(run) == [(0, 16, 16, "found"), (3, 16, 8, "out of memory"), (3, 16, 4, "out of memory")]
-    end = "from here on, and what was under way is made again"
+    end = "from here on, and the interrupted work is repeated"
     assert said(run) == [
         f"3: out of memory in the rollout phase; train.rollout_batch is 8 {end}",
         f"3: out of memory in the rollout phase; train.rollout_batch is 4 {end}",
