@@ -78,16 +78,15 @@ def evaluate(
     targets, overrides = split_words(words)
     models = [word for word in targets if not is_evaluation(Path(word))]
     begun = next((Path(word) for word in models if run_folder.is_begun(Path(word))), None)
+    uses: Sequence[Any] = reward or []
     if begun is not None:
-        from flowgrpo.commands.evaluations.planning import uses_of_run
-
         own = config.of_run(begun)
-        if not reward and (name is None or sets.find_set(name) is None):
-            reward = uses_of_run(own)
+        if not uses and (name is None or sets.find_set(name) is None):
+            uses = [*own.rewards, *own.eval_rewards]
         name = name or own.prompts.eval
     if models and name is None:
         raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
-    if name is not None and sets.find_set(name) is None and not reward:
+    if name is not None and sets.find_set(name) is None and not uses:
         sets.own_set(name, by, [])  # raises
     given = {"--set": name, "--by": by, "--reward": reward, "--samples": samples, "--limit": limit, "--step": step}
     idle = [key for key, value in {**given, "KEY=VALUE": overrides or None}.items() if value is not None]
@@ -108,7 +107,7 @@ def evaluate(
 
     plans: list[Any] = [None] * len(found)
     if name is not None:
-        request = read_request(name, by=by, uses=reward or [], samples=samples, limit=limit, batch_size=batch_size)
+        request = read_request(name, by=by, uses=uses, samples=samples, limit=limit, batch_size=batch_size)
         place = FOLDER / (Path(name).stem if Path(name).is_file() else Path(name).name.replace(":", "-"))
         folders = [out_folder or place / target.name for target in found]
         for folder in folders:

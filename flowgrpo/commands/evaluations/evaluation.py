@@ -62,7 +62,7 @@ def _load_rewards(request: Request, *, last: bool = False) -> list[Reward]:
     """Return the rewards, not yet on a device; none if a server does not answer, unless this is the `last` time."""
     try:
         return [
-            load(use.use, options=use.options, name=name, frames=use.frames, of=use.of)
+            replace(load(use.use, options=use.options, name=name, frames=use.frames, of=use.of), only=use.only)
             for name, use in request.rewards.items()
         ]
     except NoAnswer as error:

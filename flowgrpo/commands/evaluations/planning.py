@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flowgrpo.commands.evaluations.results import ASKED, Scored, read_asked
 from flowgrpo.commands.evaluations.targets import Target
 from flowgrpo.commands.scores.score import read_use
@@ -18,7 +16,7 @@ from flowgrpo.data import prompts
 from flowgrpo.data.evaluation.sets import QUESTIONS, EvaluationSet, find_set, own_set
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
-from flowgrpo.schema.sections import RewardUse, RunConfig
+from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_manifest
@@ -41,13 +39,19 @@ class Request:
 
 
 def read_request(
-    name: str, *, by: str | None, uses: Sequence[str], samples: int | None, limit: int | None, batch_size: int
+    name: str,
+    *,
+    by: str | None,
+    uses: Sequence[str | RewardUse],
+    samples: int | None,
+    limit: int | None,
+    batch_size: int,
 ) -> Request:
-    """Return the request of command-line options; raise InputError if there is no such set or a reward is wrong.
+    """Return the request of command-line options, or of a run's rewards; raise InputError if a set or a reward is wrong.
 
     A reward of `uses` that the set has, too, keeps the options of the set that it does not name.
     """
-    given = [read_use(text) for text in uses]
+    given = [use if isinstance(use, RewardUse) else read_use(use) for use in uses]
     chosen = find_set(name) or own_set(name, by, [use.model_dump(exclude_unset=True) for use in given])
     if by is not None:
         chosen = replace(chosen, by=by)
@@ -65,13 +69,6 @@ def read_request(
     return Request(
         chosen=chosen, rewards=rewards, samples=samples or chosen.samples, limit=limit, batch_size=batch_size
     )
-
-
-def uses_of_run(settings: RunConfig) -> list[str]:
-    """Return the rewards of a run, then those that it only watches, as `read_request` takes them: on all rows."""
-    uses = [*settings.rewards, *settings.eval_rewards]
-    told = [use.model_dump(exclude_defaults=True, exclude={"weight", "offset", "only"}) for use in uses]
-    return [yaml.safe_dump(use, default_flow_style=True, width=10**6) for use in told]
 
 
 @dataclass(frozen=True, kw_only=True)

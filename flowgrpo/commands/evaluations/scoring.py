@@ -31,6 +31,10 @@ def score_samples(
         for part in _whole_prompts(left, batch_size):
             for reward in rewards:
                 asked = [scored[sample.file] for sample in part if reward.name not in sample.rewards]
+                for sample in asked:
+                    if not reward.applies(files[sample.file].columns):
+                        scored[sample.file] = replace(sample, rewards={**sample.rewards, reward.name: None})
+                asked = [sample for sample in asked if reward.applies(files[sample.file].columns)]
                 of_asked = [files[sample.file] for sample in asked]
                 for sample in _score(asked, of_asked, reward, folder, by_questions=by_questions):
                     scored[sample.file] = sample

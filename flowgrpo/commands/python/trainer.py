@@ -12,7 +12,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.commands.evaluations.evaluation import evaluate, summary
 from flowgrpo.commands.evaluations.page import write_page
-from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request, uses_of_run
+from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request
 from flowgrpo.commands.evaluations.targets import Target
 from flowgrpo.commands.model_kinds import detect_kind
 from flowgrpo.commands.python import given
@@ -136,7 +136,7 @@ class Trainer:
         request = read_request(
             settings.prompts.eval,
             by=None,
-            uses=uses_of_run(settings),
+            uses=[*settings.rewards, *settings.eval_rewards],
             samples=samples,
             limit=None,
             batch_size=batch_size,

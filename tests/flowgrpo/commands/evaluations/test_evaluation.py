@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+import yaml
 from fakes import endpoint, words_of
 from PIL import Image
 from planted_run import written
@@ -175,6 +176,18 @@ def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
     assert refused("evaluate", "shapes", "--set", "set.jsonl").strip() == (
         "--reward: name a reward for the prompts of set.jsonl"
     )
+
+
+def test_a_reward_of_a_run_scores_the_rows_that_it_is_for(own, printed):
+    file = Path("runs/t/config.yaml")
+    settings = yaml.safe_load(file.read_text())
+    settings["rewards"][0]["only"] = {"kind": "round"}
+    file.write_text(yaml.safe_dump(settings))
+    found = printed("evaluate", "runs/t", "--set", "set.jsonl", "--out", "g", "--format", "json")
+    values = {line["prompt"]: line["rewards"]["redness"] for line in lines("g/scores.jsonl")}
+    assert [text for text, value in values.items() if value is None] == ["two blue square"]
+    round_ones = [value for value in values.values() if value is not None]
+    assert found["rewards"]["redness"]["mean"] == pytest.approx(np.mean(round_ones))
 
 
 def ask_yes(request):
