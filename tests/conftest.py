@@ -1,7 +1,6 @@
 import atexit
 import gc
 import importlib.util
-import logging
 import os
 import shutil
 import sys
@@ -15,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import tiny`
 
 import pytest
 import typer
-from _pytest.logging import catching_logs
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,22 +25,6 @@ os.fsync = lambda handle: None  # what only a loss of power would show; a checkp
 # All imports are frozen below, and each plan of memory would count them anew, for a tenth of a second.
 if not hasattr(gc, "count_frozen"):  # tests import this file, too
     gc.count_frozen, gc.get_freeze_count = gc.get_freeze_count, lambda: 1
-
-
-def _catch_at_the_root(self):
-    """Attach to the root logger, as pytest 8 did: six times a test, pytest 9 looks through the loggers of all packages."""
-    root = logging.getLogger()
-    if self.level is not None:
-        self.handler.setLevel(self.level)
-        self.orig_level = root.level
-        root.setLevel(min(root.level, self.level))
-    root.addHandler(self.handler)
-    self.attached_loggers = [root]  # which pytest leaves at the end
-    return self.handler
-
-
-if "attached_loggers" in catching_logs.__slots__:
-    catching_logs.__enter__ = _catch_at_the_root
 
 
 def pytest_configure(config):
