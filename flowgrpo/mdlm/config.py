@@ -148,9 +148,7 @@ class TextAlgorithm(AlgorithmSection):
         if self.schedule.name == "learned" and self.hints.name != "none":
             raise InputError("algorithm.hints: a learned schedule allows no hints; take none")
         if self.likelihood.name == "trajectory" and self.hints.name != "none":
-            raise InputError(
-                "algorithm.hints: trajectory needs the step of each token, but given tokens have none; take none"
-            )
+            raise InputError("algorithm.hints: trajectory needs a step for each token, hints have none; take none")
         if isinstance(self.objective, PrefixRatio) and self.likelihood.name not in ORDERED:
             raise InputError(
                 "algorithm.likelihood: prefix_ratio needs the order in which tokens are written, which "
@@ -171,10 +169,7 @@ class TextAlgorithm(AlgorithmSection):
                 "take objective=token_ratio or prefix_ratio, or null"
             )
         if self.schedule.name == "learned" and not isinstance(self.objective, Ratio):
-            raise InputError(
-                "algorithm.schedule: a learned schedule needs an objective with a ratio; take "
-                "token_ratio or sequence_ratio"
-            )
+            raise InputError("algorithm.schedule: it needs a ratio; take objective token_ratio or sequence_ratio")
         self._check_tree()
         if self.objective.solutions is not None:
             self._check_solutions()
@@ -245,10 +240,7 @@ class TextAlgorithm(AlgorithmSection):
         if self.hints.name != "none":
             raise InputError("algorithm.hints: step_gain credits steps that given tokens would skip, take none")
         if self.schedule.name != "none":
-            raise InputError(
-                "algorithm.schedule: a learned schedule needs an advantage for each answer, but "
-                "step_gain gives none; take none"
-            )
+            raise InputError("algorithm.schedule: step_gain gives no advantage to a whole answer; take none")
         if self.decoder.cache is not None:
             raise InputError("algorithm.decoder.cache: step_gain reads the prediction of the whole answer, take null")
 

@@ -81,7 +81,7 @@ def test_predictions_are_not_kept_after_they_are_scored(settings, monkeypatch):
         ({"algorithm__decoder__cache": "dual"}, "algorithm.decoder.cache: step_gain reads the prediction of the whole"),
         (
             {"algorithm__preset": "co_grpo"},
-            "algorithm.schedule: a learned schedule needs an advantage for each answer, but step_gain gives none; take none",
+            "algorithm.schedule: step_gain gives no advantage to a whole answer; take none",
         ),
         (
             {"algorithm__preset": "igpo"},
