@@ -40,7 +40,7 @@ from rewards import RewardError
         ),
         ({"algorithm__preset": "co_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: a learned schedule allows"),
         ({"algorithm__schedule": "learned"}, "algorithm.decoder=scheduled"),
-        ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: trajectory needs the step"),
+        ({"algorithm__preset": "cj_grpo", "algorithm__hints": "inpainting"}, "algorithm.hints: trajectory needs a step"),
         ({"algorithm__objective": {"surrogate": "frozen_ratio", "dual": 3.0}}, "^algorithm.objective.dual: .* take null"),
         ({"algorithm__objective": {"surrogate": "frozen", "gate": [1, 1]}}, "did you mean 'frozen_ratio'"),
         (

@@ -110,7 +110,10 @@ NOISED = {"algorithm__hints": "noised"}
             {"algorithm__hints": {"name": "noised", "source": "search", "column": "good"}},
             "algorithm.hints.column: source search does not read it, take source data",
         ),
-        ({"rewards": ["shapes", "jpeg_size"]}, "algorithm.hints.reward: name the one of shapes, jpeg_size by which"),
+        (
+            {"rewards": ["shapes", "jpeg_size"]},
+            "algorithm.hints.reward: name the reward that measures success, one of shapes, jpeg_size",
+        ),
         ({"train__draft": {}}, "train.draft: it chooses the starts of a group; take null, or algorithm.hints=none"),
         ({"run__staleness": 1}, "run.staleness: hints follow the last iteration's rewards; take 0"),
         (

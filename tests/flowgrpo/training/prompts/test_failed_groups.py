@@ -14,7 +14,10 @@ def test_a_group_fails_where_no_answer_reaches_success():
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [(None, "name the one of a, b by which"), ("c", "'c' is not one of rewards, choose one of a, b")],
+    [
+        (None, "name the reward that measures success, one of a, b"),
+        ("c", "'c' is not one of rewards, choose one of a, b"),
+    ],
 )
 def test_the_deciding_reward_is_named(name, sentence):
     check_success(None, ["a"])
