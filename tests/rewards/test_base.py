@@ -54,7 +54,7 @@ def test_columns_reach_a_reward_that_takes_them_and_none_means_not_applicable(mi
 def test_a_column_that_a_reward_needs_and_prompts_lack_is_named(mine):
     (mine / "seen.py").write_text("def seen(images, prompts, count, size=3, **columns):\n    return count\n")
     reward = rewards.load("./seen.py")
-    with pytest.raises(RewardError, match="the reward 'seen' needs a column 'count', and the prompts have no such"):
+    with pytest.raises(RewardError, match="the reward 'seen' needs a column 'count', the prompts have none"):
         reward(IMAGES, ["a", "b"], {"other": [1, 1]})
     assert reward(IMAGES, ["a", "b"], {"count": [1, 2]}).tolist() == [1, 2]
 

@@ -167,7 +167,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{g['update_batches']} batches of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
-        steps += f" ({g['level_batches']} if a call of the pipeline takes only one time)"
+        steps += f" ({g['level_batches']} if all rows of a call must share one noise level)"
     update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
     evaluations = f"each iteration: {cost['rollout']:,} rollout + {update}{_format_spared(planned)}"
     early = planned["early_stop"]
