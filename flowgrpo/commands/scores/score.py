@@ -218,7 +218,8 @@ def _score(reward: Reward, files: Sequence[File], samples: Sequence[Sample]) -> 
         if is_out_of_memory(error):
             raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
         sentence = describe_error(error, reward.function)
-        raise RewardError(f"the reward {reward.name!r} failed on {files[0].name}: {sentence}") from error
+        place = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
+        raise RewardError(f"the reward {reward.name!r} failed on {place}: {sentence}") from error
     if values.isinf().any():
         bad = files[int(values.isinf().nonzero()[0])].name
         raise RewardError(f"the reward {reward.name!r} returned NaN or infinity for {bad}, not a float or None")

@@ -41,7 +41,7 @@ def evaluate(
             evaluating.advance(len(rows) * shard.count)  # an estimate: other processes are about as far
             if not shard.leads:
                 continue
-            values = scorer.submit(scored, rows, one_group=False)().values.tolist()
+            values = scorer.submit_apart(scored, rows)().tolist()
             for index, row, value, one in zip(indices, rows, values, decoded, strict=True):
                 named = {r.name: None if v != v else v for r, v in zip(rewards, value, strict=True)}
                 kept = one if isinstance(one, Text) else one.cpu()

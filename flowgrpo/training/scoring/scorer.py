@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -85,6 +86,39 @@ class Scorer:
             one_group: whether the samples are one group. Otherwise group-wise rewards get them one by one.
             asked: (R,) whether to call each reward; a reward that is not called has values NaN. None calls all rewards.
         """
+        begun = self._begin(samples, rows, one_group=one_group, asked=asked)
+
+        def wait() -> Scores:
+            values, spent = begun()
+            lost = values.isinf().any(1)
+            values[lost] = torch.nan
+            return Scores(values, lost, spent)
+
+        return wait
+
+    def submit_apart(self, samples: Samples, rows: Sequence[Row]) -> Callable[[], torch.Tensor]:
+        """Begin to score samples of different prompts; return a function that waits for their values (B, R).
+
+        A reward that fails on some of them is NaN there. It keeps its values of the others, and other rewards keep theirs.
+        """
+        begun = self._begin(samples, rows, one_group=False, apart=True)
+
+        def wait() -> torch.Tensor:
+            values, _ = begun()
+            return values.masked_fill(values.isinf(), torch.nan)
+
+        return wait
+
+    def _begin(
+        self,
+        samples: Samples,
+        rows: Sequence[Row],
+        *,
+        one_group: bool,
+        asked: Sequence[bool] | None = None,
+        apart: bool = False,
+    ) -> Callable[[], tuple[torch.Tensor, float]]:
+        """Return a function that waits for the values (B, R), infinity where a reward failed, and for their seconds."""
         ready = None
         if isinstance(samples, torch.Tensor | Films) and tensors(samples)[0].is_cuda:
             ready = torch.cuda.Event()
@@ -97,21 +131,20 @@ class Scorer:
                 samples,
                 rows,
                 one_group=one_group,
+                apart=apart,
                 ready=ready,
                 silence=self._silences[k],
             )
             for k in which
         }
 
-        def wait() -> Scores:
+        def wait() -> tuple[torch.Tensor, float]:
             values = torch.full((len(rows), len(self.rewards)), torch.nan, dtype=torch.float64)
             spent = 0.0
             for k, job in jobs.items():
                 values[:, k], seconds = job.result()
                 spent += seconds
-            lost = values.isinf().any(1)
-            values[lost] = torch.nan
-            return Scores(values, lost, spent)
+            return values, spent
 
         return wait
 
@@ -144,21 +177,25 @@ def _time_reward(
     rows: Sequence[Row],
     *,
     one_group: bool,
+    apart: bool,
     ready: torch.cuda.Event | None,
     silence: Silence,
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
+    apply = partial(_apply, reward, samples, rows, one_group=one_group, apart=apart, silence=silence)
     if ready is None or not isinstance(samples, torch.Tensor | Films):
-        return _apply(reward, samples, rows, one_group=one_group, silence=silence), time.perf_counter() - started
+        return apply(), time.perf_counter() - started
     stream = torch.cuda.Stream(tensors(samples)[0].device)
     stream.wait_event(ready)
     with torch.cuda.stream(stream):
-        values = _apply(reward, samples, rows, one_group=one_group, silence=silence)
+        values = apply()
     stream.synchronize()  # so that the memory of the samples can be reused
     return values, time.perf_counter() - started
 
 
-def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, silence: Silence) -> torch.Tensor:
+def _apply(
+    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, apart: bool, silence: Silence
+) -> torch.Tensor:
     """Return the values (B,) of a reward: NaN for samples that it does not apply to, infinity for lost samples.
 
     Samples that are not finite are lost without a call of the reward, which could give them any number, even the best.
@@ -181,7 +218,7 @@ def _apply(reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: 
             silence.unasked += len(batch)
             values[batch] = torch.inf
         else:
-            values[batch] = _attempt(reward, _select(samples, batch), [rows[i] for i in batch], silence)
+            values[batch] = _attempt(reward, _select(samples, batch), [rows[i] for i in batch], silence, apart=apart)
     return values
 
 
@@ -191,7 +228,8 @@ def _select(samples: Samples, indices: Sequence[int]) -> Samples:
     return samples[indices] if isinstance(samples, torch.Tensor | Films) else [samples[i] for i in indices]
 
 
-def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence) -> torch.Tensor:
+def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence, *, apart: bool) -> torch.Tensor:
+    """Call a reward until it succeeds; with `apart`, a call that always fails is made again for each sample alone."""
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     attempts = 1 if reward.remote else ATTEMPTS  # a client has its own retries
@@ -213,9 +251,14 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
             silence.calls = silence.calls + 1 if isinstance(error, NoAnswer) else 0
             problem = describe_error(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
-    times = "" if attempts == 1 else f"{attempts} times "
-    LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, len(rows))
-    return torch.full((len(prompts),), torch.inf, dtype=torch.float64)
+    values = torch.full((len(prompts),), torch.inf, dtype=torch.float64)
+    if apart and len(rows) > 1 and not reward.remote:
+        for i, row in enumerate(rows):
+            with suppress(Exception, SystemExit):  # of which the last attempt's error tells
+                values[i] = reward(_select(samples, [i]), [row.prompt], {k: [v] for k, v in row.columns.items()})[0]
+    times, failed = "" if attempts == 1 else f"{attempts} times ", int(values.isinf().sum())
+    LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, failed)
+    return values
 
 
 def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:

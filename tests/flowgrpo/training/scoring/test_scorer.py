@@ -1,4 +1,6 @@
-"""A server that does not answer is left alone for the rest of a rollout, and asked again in the next."""
+"""Silent servers are not asked again in a rollout; a held-out prompt that a reward cannot read costs no other value."""
+
+import math
 
 import pytest
 import torch
@@ -47,3 +49,22 @@ def test_a_server_that_answers_between_whatever_it_is_asked_on(between, caplog):
     scored(server, 4)
     assert server.asked == 4
     assert "not asked any more" not in caplog.text
+
+
+def reads_reds(images, prompts):
+    """A reward that refuses a whole call for one prompt."""
+    if any("red" not in prompt for prompt in prompts):
+        raise ValueError("cannot read")
+    return [1.0] * len(prompts)
+
+
+def test_a_reward_that_fails_on_one_held_out_prompt_loses_nothing_else(caplog):
+    rows = [Row(f"a {colour} circle", i, {}) for i, colour in enumerate(("red", "blue", "red"))]
+    steady = Reward("steady", lambda images, prompts: [2.0] * len(prompts))
+    with Scorer([steady, Reward("reads", reads_reds)]) as scorer:
+        values = scorer.submit_apart(torch.zeros(3, 3, 4, 4), rows)().tolist()
+        together = scorer.submit(torch.zeros(3, 3, 4, 4), rows)()
+    assert [first for first, _ in values] == [2.0, 2.0, 2.0]
+    assert [second for _, second in values] == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
+    assert "its 1 samples are dropped" in caplog.text
+    assert together.lost.all()  # rewards of training are summed, so a sample without one has none
