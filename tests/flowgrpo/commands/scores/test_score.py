@@ -176,7 +176,8 @@ def test_the_command_scores_for_people_and_programs(folder, printed, refused):
 def test_a_reward_that_raises_is_told_with_its_file_and_line(folder, refused, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "mine.py").write_text("def broken(images, prompts):\n    return prompts.nothing\n")
-    said = "failed on one of a_blue_thing.png to a_red_thing.png: AttributeError: 'list' object has no attribute 'nothing' at mine.py:2"
+    place, error = "one of a_blue_thing.png to a_red_thing.png", "'list' object has no attribute 'nothing' at mine.py:2"
+    said = f"failed on {place}: AttributeError: {error}"
     assert refused("score", "./mine.py:broken", "--samples", ".") == f"the reward 'broken' {said}"
 
 
