@@ -154,7 +154,7 @@ def _similar_file(path: Path) -> str:
         return f" and no built-in config of that name, {nearest(str(path), configs.names())}"
     names = [p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml")] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, 1)
-    return f", did you mean {close[0]!r}?" if close else "; flowgrpo init has some to begin with"
+    return f", did you mean {str(path.with_name(close[0]))!r}?" if close else "; flowgrpo init has some to begin with"
 
 
 def _of_other_kind(sentence: str, kind: str, written: Mapping[str, Any]) -> str:

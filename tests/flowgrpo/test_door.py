@@ -102,7 +102,7 @@ REFUSED = [
     (["plan", "configs/shapes.yaml", "model.attention=sage"], "quantises"),
     (["plan", "configs/shapes.yaml", "train.groups=7", "train.updates=2"], "train.groups"),
     (["plan", "configs/shapes.yaml", "train.iterations"], "an override is written key=value"),
-    (["plan", "configs/shape.yaml"], "no such config file, did you mean 'shapes.yaml'?"),
+    (["plan", "configs/shape.yaml"], "no such config file, did you mean 'configs/shapes.yaml'?"),
     (["doctor", "configs/shapes.yaml", "run.seed=-1"], "run.seed"),
     (["plan", "configs/mdlm.yaml", "model.lenght=4"], "did you mean 'length'?"),
     (["plan", "configs/mdlm.yaml", "algorithm.objective=token_ration"], "did you mean 'token_ratio'?"),

@@ -257,7 +257,8 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
             with suppress(Exception, SystemExit):  # of which the last attempt's error tells
                 values[i] = reward(_select(samples, [i]), [row.prompt], {k: [v] for k, v in row.columns.items()})[0]
     times, failed = "" if attempts == 1 else f"{attempts} times ", int(values.isinf().sum())
-    LOGGER.warning("the reward %r failed %s(%s); its %d samples are dropped", reward.name, times, problem, failed)
+    what = "1 sample is" if failed == 1 else f"{failed} samples are"
+    LOGGER.warning("the reward %r failed %s(%s); its %s dropped", reward.name, times, problem, what)
     return values
 
 

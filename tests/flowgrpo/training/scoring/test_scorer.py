@@ -66,5 +66,5 @@ def test_a_reward_that_fails_on_one_held_out_prompt_loses_nothing_else(caplog):
         together = scorer.submit(torch.zeros(3, 3, 4, 4), rows)()
     assert [first for first, _ in values] == [2.0, 2.0, 2.0]
     assert [second for _, second in values] == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
-    assert "its 1 samples are dropped" in caplog.text
+    assert "its 1 sample is dropped" in caplog.text
     assert together.lost.all()  # rewards of training are summed, so a sample without one has none
