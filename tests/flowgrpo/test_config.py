@@ -122,7 +122,7 @@ def test_whatever_is_wrong_is_said_in_one_sentence(path, override, said):
 
 
 def test_a_missing_or_broken_file_is_named(path, tmp_path):
-    with pytest.raises(InputError, match="no such config file, did you mean 'run.yaml'"):
+    with pytest.raises(InputError, match="no such config file, did you mean '.*/run.yaml'"):
         config.load(tmp_path / "rum.yaml")
     for text, said in {
         "model:\n  path: [\n": r"run.yaml:\d+: not valid YAML",
