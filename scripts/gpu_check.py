@@ -7,10 +7,11 @@
 In this order:
 
  1. Correctness, of the embedded model and of a small Stable Diffusion 3: the largest |log ratio| before an optimizer step in
-    float32 and bfloat16, blocks compiled (`model.compile`) against eager ones, and a run that is killed and resumed.
+    float32 and bfloat16, also of rollouts by CUDA graphs (`model.cuda_graphs`), blocks compiled (`model.compile`) against
+    eager ones, and a run that is killed and resumed.
  2. Speed, of the shapes of SD3.5-medium, FLUX.1, Wan 1.3B and LLaDA-8B with random weights in bfloat16: rollout, update and
     decoding of 8 samples in 3 steps (LLaDA: 16), with 8, 4, 2 and 1 rows per call and with one lever at a time: kept graphs,
-    attention backends that are installed, compiled blocks, a cache of keys and values.
+    CUDA graphs, attention backends that are installed, compiled blocks, a cache of keys and values.
  3. ODE steps of 8 samples of the flow models by copies of their linear layers in int8 and fp8, eager and compiled.
  4. What `flowgrpo plan` counts of the same iterations. This needs no GPU: without one the command measures this alone.
 
@@ -89,6 +90,7 @@ def checks(*, shrunk: bool) -> Iterator[Part]:
     both, single = ("float32", "bfloat16"), ("float32",)
     for check, seconds, function, dtypes, given in (
         ("log ratio", 10, "correctness.log_ratio", both, {}),
+        ("CUDA graphs", 10, "correctness.log_ratio", both, {"captured": True}),
         ("killed and resumed", 50, "correctness.resumed", single, {}),
         ("compiled", 60, "correctness.log_ratio", single, {"compiled": True}),
     ):
@@ -96,7 +98,7 @@ def checks(*, shrunk: bool) -> Iterator[Part]:
             title = f"{model}, {dtype}: {check}"
             labels = {"kind": "check", "model": model, "dtype": dtype, "check": check}
             given = {**given, "name": model, "dtype": dtype, "shrunk": shrunk}
-            yield part(title, seconds, function, labels, gpu=not shrunk, **given)
+            yield part(title, seconds, function, labels, gpu=not shrunk or "captured" in given, **given)
 
 
 def speeds(*, shrunk: bool) -> Iterator[Part]:
@@ -107,7 +109,8 @@ def speeds(*, shrunk: bool) -> Iterator[Part]:
         labels = {"kind": "speed", "model": model, "lever": lever, "rows": count}
         function, own = ("text.measured", {}) if model == LLADA else ("flow.measured", {"name": model})
         name, seconds = f"{model}: {lever}, {count} rows", MODELS[model] / count + OTHER + more
-        return part(name, seconds, function, labels, gpu=not shrunk, rows=count, shrunk=shrunk, **own, **given)
+        gpu = not shrunk or "captured" in given
+        return part(name, seconds, function, labels, gpu=gpu, rows=count, shrunk=shrunk, **own, **given)
 
     there = [name for name, package in BACKENDS.items() if package is None or importlib.util.find_spec(package)]
     flow = [model for model in MODELS if model != LLADA]
@@ -115,9 +118,11 @@ def speeds(*, shrunk: bool) -> Iterator[Part]:
         for count in rows:
             yield speed(model, "eager", count, BUILD * (count == rows[0]))
         yield speed(model, "kept graphs", rows[0], graphs=True)
+        yield speed(model, "CUDA graphs", rows[0], captured=True)
         for name in there if model != SD3 and not shrunk else ():
             yield speed(model, f"attention {name}", rows[0], attention=name)
         yield speed(model, "compiled", rows[0], COMPILE, compiled=True)
+    yield speed(SD3, "compiled, CUDA graphs", rows[0], BUILD + COMPILE, compiled=True, captured=True)
     for count in rows:
         yield speed(LLADA, "eager", count, BUILD)
     yield speed(LLADA, "dual cache", rows[0], BUILD, cache="dual")

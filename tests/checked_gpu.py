@@ -1,11 +1,29 @@
 """The check of a GPU at a tiny size, in its own process: it forks, which PyTorch refuses once something was compiled."""
 
+import json
 import os
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
+import taped
+
+from flowgrpo.flow.pipeline.networks.captured_calls import CapturedCalls
+
 ROOT = Path(__file__).parents[1]
+
+
+def captured(found):
+    """Check and measure rollouts by graphs, which are repeated operations here; write what is found to a file."""
+    sys.path[:0] = [str(ROOT / "research")]
+    from gpu_parts import correctness, flow
+
+    for module in (correctness, flow):
+        module.CapturedCalls = partial(CapturedCalls, capture=taped.capture)
+    correct = correctness.log_ratio("small SD3", "float32", captured=True, shrunk=True)
+    fast = flow.measured("sd35-medium", 1, captured=True, shrunk=True)
+    Path(found).write_text(json.dumps([correct, fast]))
 
 
 def measured(words, said):

@@ -91,6 +91,9 @@ class Model(ModelSection):
     compile: Literal[False, True, "auto"] = False
     """Compile the model's repeated blocks with torch.compile; auto: only if that saves the run more time than it
     takes."""
+    cuda_graphs: bool = False
+    """Replay a rollout's calls of the model as CUDA graphs: fewer launches, the memory of one call more, the same
+    numbers."""
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -373,6 +376,11 @@ class Config(RunConfig):
             raise InputError("train.draft: it chooses the starts of a group, set algorithm.tree.start=independent")
         for word, key in low_precision_copies.of_copies(self).items():
             low_precision_copies.check(word, self.model, key)
+            if self.model.cuda_graphs and self.model.lora is None:
+                raise InputError(f"model.cuda_graphs: each rollout computes with another copy by {key}; set {key}=null")
+        if self.model.cuda_graphs and (sharing > 1 or self.run.sharding != "none"):
+            key, value = ("context_parallel", 1) if sharing > 1 else ("sharding", "none")
+            raise InputError(f"model.cuda_graphs: calls that several processes make together; set run.{key}={value}")
         keeps_base = self.algorithm.reference in ("fixed", "base") and self.run.sharding == "none"
         if self.eval.adapter_steps is not None and self.model.lora is None and not keeps_base:
             raise InputError(

@@ -320,12 +320,14 @@ def check_switches(model: Model, device: torch.device) -> None:
 def check_installed(model: Model, device: torch.device, *, learns: bool = True) -> None:
     """Check that the attention backend and the compiler of the config work here, with gradients if the model `learns`.
 
-    Raise InputError if one of them is missing.
+    Raise InputError if one of them is missing, or the GPU of CUDA graphs.
     """
     if model.attention is not None:
         try_attention(model.attention, model.dtype, device, learns=learns)
     if model.compile is True:
         check_compiler("model.compile", device, "remove model.compile")
+    if model.cuda_graphs and device.type != "cuda":
+        raise InputError(f"model.cuda_graphs: it needs a CUDA GPU, and this run is on {device.type}; set it to false")
 
 
 def set_switches(model: Model, policy: DiffusersPolicy, device: torch.device) -> None:

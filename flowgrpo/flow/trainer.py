@@ -148,6 +148,7 @@ class FlowWing(Wing):
     @override
     def settle(self) -> None:
         compile_decision.decide(self.run, self.probe_calls)
+        self.kept_graphs.capture()
 
     @override
     def start(self, rollout: Rollout, to_come: Callable[[int], int]) -> None:

@@ -17,6 +17,7 @@ from flow_sizes import Size
 from safetensors.torch import load_file
 
 from flowgrpo.data.prompts import Row
+from flowgrpo.flow.pipeline.networks.captured_calls import CapturedCalls
 from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.pipeline.policy import DiffusersPolicy
 from flowgrpo.training.loop import Loop
@@ -36,12 +37,17 @@ def size_of(name: str, dtype: str, *, shrunk: bool) -> Size:
     return replace(size, rows=(rows,), group=2 * rows, dtype=dtype, call={**size.call, "num_inference_steps": 3})
 
 
-def log_ratio(name: str, dtype: str, *, compiled: bool = False, shrunk: bool = False) -> dict[str, float]:
+def log_ratio(
+    name: str, dtype: str, *, compiled: bool = False, captured: bool = False, shrunk: bool = False
+) -> dict[str, float]:
     """Return the largest |log ratio| before the optimizer step of two iterations: 0 in float32.
 
     Returns:
         `same_calls`, where the update repeats the calls of the rollout; unless `compiled`, `other_calls`, where its calls
         have half the rows; if so, `velocity`, the largest difference from the eager velocity, over the largest of these.
+
+    Raises:
+        RuntimeError: the rollouts are to be `captured` as CUDA graphs, and the network has none.
     """
     iteration.forget()
     size = size_of(name, dtype, shrunk=shrunk)
@@ -53,11 +59,14 @@ def log_ratio(name: str, dtype: str, *, compiled: bool = False, shrunk: bool = F
         CompiledBlocks(policy.modules.values())
         found["velocity"] = float((_velocity(policy, rows) - eager).abs().max() / eager.abs().max())
         del batches["other_calls"]  # other rows would be compiled anew
+    replayed = CapturedCalls(policy.modules.values()) if captured else None
     for key, rollout_batch in batches.items():
         loop = flow_sizes.trainer_of(
             policy, weights, flow_sizes.settings(size, "chain", rows, rollout_batch=rollout_batch, replay="always")
         )
         found[key] = max(loop.iterate()["policy/max_abs_log_ratio"] for _ in range(2))
+    if replayed is not None and not replayed.replays:
+        raise RuntimeError("the network has no CUDA graphs")
     return found
 
 

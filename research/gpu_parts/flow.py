@@ -16,6 +16,7 @@ from flow_sizes import Size
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow.pipeline.networks.attention import set_attention, try_attention
+from flowgrpo.flow.pipeline.networks.captured_calls import CapturedCalls
 from flowgrpo.flow.pipeline.networks.compiled_blocks import CompiledBlocks
 from flowgrpo.flow.planning import iteration_cost
 from flowgrpo.flow.planning.memory_budget import budget_of
@@ -51,14 +52,16 @@ def measured(
     *,
     attention: str | None = None,
     compiled: bool = False,
+    captured: bool = False,
     graphs: bool = False,
     shrunk: bool = False,
 ) -> dict[str, Any]:
-    """Return `iteration.measure` of chains in calls of `rows`, with at most one lever.
+    """Return `iteration.measure` of chains in calls of `rows`, with the levers that are given.
 
     Args:
         attention: backend of the attention, tried before the model is built.
         compiled: compile the blocks of the network.
+        captured: replay the calls of rollouts as CUDA graphs; raises RuntimeError where the network has none.
         graphs: keep the graphs of the rollout for the update.
     """
     size, device = size_of(name, shrunk=shrunk), torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -69,13 +72,20 @@ def measured(
     loop = flow_sizes.trainer_of(policy, weights, flow_sizes.settings(size, "chain", rows))
     asked = [Row("a red circle", seed) for seed in range(rows)]
     decode = torch.no_grad()(partial(policy.decode, policy.start(asked), asked))
+    replayed = None
     try:
         if attention is not None:
             set_attention(networks, attention)
         if compiled:
             CompiledBlocks(networks)
-        return iteration.measure(loop, networks[0], decode, keeps_graphs=graphs)
+        replayed = CapturedCalls(networks) if captured else None
+        found = iteration.measure(loop, networks[0], decode, keeps_graphs=graphs)
+        if replayed is not None and not replayed.replays:
+            raise RuntimeError("the network has no CUDA graphs")
+        return found
     finally:
+        if replayed is not None:
+            replayed.give_up("they are measured")
         if attention is not None:
             networks[0].reset_attention_backend()
         if compiled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from typing import Any, TypeVar
@@ -83,8 +84,9 @@ def measure(
         keeps_graphs: let the rollout keep all graphs for the update; raises MemoryError if they do not fit.
 
     Returns:
-        As in `timed`: `rollout` with decoding and scoring, `update`, `decode`, `forward` and `backward`. Further the seconds
-        of the iteration before, `warm_up`, and the largest |log ratio| before the first optimizer step, `log_ratio`.
+        As in `timed`: `rollout` with decoding and scoring, `update`, `decode`, `forward`, `backward`, and as `beside` a
+        forward pass while another thread decodes. Further the seconds of the iteration before, `warm_up`, and the largest
+        |log ratio| before the first optimizer step, `log_ratio`.
     """
     state, wing = loop.state, loop.wing
     batch: Any = None
@@ -112,21 +114,39 @@ def measure(
         warm_up = [timed(rollout), timed(update)]
     found = {"rollout": timed(rollout), "update": timed(update)}
     batch = None
-    if network is not None:
-        found |= _passes(network, *call[0])
     if decode is not None:
         found["decode"] = timed(decode)
+    if network is not None:
+        found |= _passes(network, *call[0], decode=decode)
     return {**found, "warm_up": sum(each["seconds"] for each in warm_up), "log_ratio": ratio}
 
 
-def _passes(network: torch.nn.Module, given: tuple, named: dict) -> dict[str, Numbers]:
-    def forward() -> torch.Tensor:
+def _passes(
+    network: torch.nn.Module, given: tuple, named: dict, *, decode: Callable[[], object] | None
+) -> dict[str, Numbers]:
+    def learn() -> torch.Tensor:
         return network(*given, **named)[0]
 
+    forward = torch.no_grad()(learn)
+    beside = {} if decode is None else {"beside": timed(lambda: _at_once(forward, decode))}
     return {
-        "forward": timed(torch.no_grad()(forward)),
-        "backward": timed(lambda: forward().float().square().mean().backward()),
+        "forward": timed(forward),
+        "backward": timed(lambda: learn().float().square().mean().backward()),
+        **beside,
     }
+
+
+def _at_once(one: Callable[[], object], other: Callable[[], object]) -> None:
+    """Do two pieces of work at once, the second one in a thread and, on a GPU, on a stream of its own."""
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext():
+            other()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        one()
+        done.result()
 
 
 @contextmanager

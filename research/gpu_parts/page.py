@@ -10,7 +10,7 @@ from flowgrpo.training.planning.gpu_types import GPUS
 SPEED = ("lever", "rows", *("rollout s", "of peak", "/ plan", "update s", "of peak", "/ plan", "decode s", "of peak"))
 SPEED += ("peak GiB", "/ plan", "log ratio")
 LAUNCH = ("model, lever, rows", "forward ms", "host ms", "µs a launch", "with backward ms", "host ms", "decode host ms")
-LAUNCH += ("warm-up s",)
+LAUNCH += ("decode beside forward / in turn", "warm-up s")
 FINISH = ("model, rows", "layers", "finish s", "of the network's", "host s", "peak GiB", "drift")
 
 
@@ -88,6 +88,7 @@ def _launch(found: Mapping[str, Any], plan: Mapping[str, Any] | None) -> list[st
         _number(1e3 * backward["seconds"], ".1f"),
         _number(1e3 * backward["host"], ".1f"),
         _number(1e3 * decode["host"] if decode else None, ".1f"),
+        _number(found["beside"]["seconds"] / (forward["seconds"] + decode["seconds"]) if decode else None, ".2f"),
         _number(found["warm_up"], ".1f"),
     ]
 

@@ -132,11 +132,11 @@ def test_what_needs_a_gpu_is_left_out_without_one(check, tmp_path, capfd):
 def test_the_small_form_has_the_parts_of_the_real_one(check):
     real, small = ([part.name for part in check.parts(shrunk=shrunk)] for shrunk in (False, True))
     assert {part.gpu for part in check.parts(shrunk=False) if "plan" not in part.name} == {True}
-    assert not any(part.gpu for part in check.parts(shrunk=True))
+    assert {"CUDA graphs" in part.name for part in check.parts(shrunk=True) if part.gpu} == {True}
     assert len(set(real)) == len(real)
     assert real[:3] == ["machine", "shapes, float32: log ratio", "shapes, bfloat16: log ratio"]
-    levers = {f"{name}: {lever}" for name in REAL[:3] for lever in ("eager", "kept graphs", "compiled")}
-    levers |= {"llada-8b: eager", "llada-8b: dual cache"}
+    levers = {f"{name}: {lever}" for name in REAL[:3] for lever in ("eager", "kept graphs", "CUDA graphs", "compiled")}
+    levers |= {"sd35-medium: compiled", "llada-8b: eager", "llada-8b: dual cache"}
     for names in (real, small):
         assert {name.partition(",")[0] for name in names if name.endswith("rows") and "attention" not in name} == levers
         assert [name for name in names if name.endswith(": plan")] == [f"{name}: plan" for name in REAL]
@@ -167,6 +167,15 @@ def test_correctness_at_a_tiny_size(check, tmp_path):
     assert "| small SD3 | float32 | killed and resumed | equal True, largest difference 0 |" in said
 
 
+def test_cuda_graphs_at_a_tiny_size(tmp_path):
+    process = forked.process(checked_gpu.captured, str(tmp_path / "found"))
+    process.join()
+    assert process.exitcode == 0
+    correct, fast = json.loads((tmp_path / "found").read_text())
+    assert correct["same_calls"] == 0
+    assert fast["log_ratio"] == 0
+
+
 @pytest.mark.parametrize("model", ["sd35-medium", "llada-8b"])
 def test_speed_and_plan_at_a_tiny_size(check, tmp_path, model):
     file, said = measured(model, tmp_path)
@@ -182,6 +191,7 @@ def test_speed_and_plan_at_a_tiny_size(check, tmp_path, model):
     for name, found in told.items():
         phases = {"rollout", "update"} | ({"decode"} if flow else set())
         phases |= set() if "cache" in name else {"forward", "backward"}
+        phases |= {"beside"} if flow else set()
         assert found.keys() == {"kind", "model", "lever", "rows", "warm_up", "log_ratio", *phases}
         assert all(found[phase].keys() == {"seconds", "host", "gib"} for phase in phases)
         assert all(found[phase]["seconds"] > 0 and found[phase]["gib"] is None for phase in phases)
@@ -194,7 +204,7 @@ def test_speed_and_plan_at_a_tiny_size(check, tmp_path, model):
 
 def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):
     timed = {"seconds": 2.0, "host": 0.5, "gib": 30.0}
-    phases = dict.fromkeys(("rollout", "update", "decode", "forward", "backward"), timed)
+    phases = dict.fromkeys(("rollout", "update", "decode", "forward", "backward", "beside"), timed)
     speed = {
         "kind": "speed",
         "model": "m",
@@ -227,7 +237,7 @@ def test_the_page_has_shares_and_ratios(check, tmp_path, capsys):
     assert (
         "| kept graphs | 4 | 2.000 | 50% | 2.00 | 2.000 | 100% | 0.50 | 2.000 | 5% | 30.0 | 1.20 | 1.0e-04 |" in lines
     )
-    assert "| m, kept graphs, 4 | 2000.0 | 500.0 | 100.0 | 2000.0 | 500.0 | 500.0 | 9.0 |" in lines
+    assert "| m, kept graphs, 4 | 2000.0 | 500.0 | 100.0 | 2000.0 | 500.0 | 500.0 | 0.50 | 9.0 |" in lines
     assert "| m, 8, compiled | int8 | 1.500 | 0.75 | 0.500 | 30.0 | 1.0e-02 |" in lines
     assert "| m, 8, compiled | fp8 | no fp8 here |  |  |  |  |" in lines
     assert lines[-1] == "- bad: ValueError: no rows"

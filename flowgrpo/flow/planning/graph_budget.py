@@ -7,7 +7,9 @@ from typing import cast
 
 from typing_extensions import override
 
+from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
+from flowgrpo.flow.pipeline.networks.captured_calls import CapturedCalls
 from flowgrpo.flow.planning.iteration_forecast import Cost, most_graphs
 from flowgrpo.flow.rollouts.prompt_encoding import build_rows, longest_and_shortest
 from flowgrpo.flow.updates.rollout_graphs import ADDED, ROOM, Kept, in_host_memory, measure_graph
@@ -27,10 +29,12 @@ class RolloutGraphs(KeptGraphs):
     Attributes:
         steps: number of trained steps, from the first, whose graphs rollouts keep.
         growing: whether a rollout is growing its trees now; False during drafts, which keep no graphs.
+        captured: the CUDA graphs of rollouts' calls; None without `model.cuda_graphs`.
     """
 
     def __init__(self, run: RunState):
         self.steps, self.growing = 0, False
+        self.captured: CapturedCalls | None = None
         self._run = run
         self._decided: int | None = None  # the most steps that the run may keep, once it has measured them
 
@@ -69,10 +73,24 @@ class RolloutGraphs(KeptGraphs):
 
     @override
     def give_up(self) -> str | None:
-        if not self.there or self._insists:
-            return None
-        self.steps = self._decided = 0
-        return "the update calls the model anew (train.replay)"
+        if self.there and not self._insists:
+            self.steps = self._decided = 0
+            return "the update calls the model anew (train.replay)"
+        if self.captured is not None and self.captured.give_up("memory ran out"):
+            return "the memory of model.cuda_graphs is freed"
+        return None
+
+    def capture(self) -> None:
+        """Let rollouts' calls be CUDA graphs if `model.cuda_graphs` asks for it.
+
+        Raises InputError if a network is compiled as a whole, or the pipeline pins a part of the state: then equal calls
+        have unequal results.
+        """
+        if not self._config.model.cuda_graphs:
+            return
+        if self._run.policy.pins:
+            raise InputError("model.cuda_graphs: this pipeline pins a part of what it samples; set it to false")
+        self.captured = CapturedCalls(self._run.policy.modules.values())
 
     def decide(self, to_come: Callable[[int], int]) -> None:
         """Measure the graphs of one row, set `steps` to as many as there is room for, and report the decision.

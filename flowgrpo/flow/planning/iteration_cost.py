@@ -21,9 +21,9 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     iteration = work_of(
         budget,
         planned,
-        rollout=_step(sampling),
+        rollout=_step(sampling, captured=config.model.cuda_graphs),
         update=_step(sampling),
-        evaluate=_step(evaluating),
+        evaluate=_step(evaluating, captured=config.model.cuda_graphs),
         parts=train.updates,
         numbers=round(evaluations) + 2 * len(config.rewards) + 2,
     )
@@ -49,5 +49,6 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     return replace(iteration, calls=calls)
 
 
-def _step(sampling: Sampling) -> Forward:
-    return Forward(operations=sampling.operations, launches=sampling.launches, networks=sampling.calls)
+def _step(sampling: Sampling, *, captured: bool = False) -> Forward:
+    launches = sampling.calls if captured else sampling.launches
+    return Forward(operations=sampling.operations, launches=launches, networks=sampling.calls)

@@ -101,7 +101,10 @@ class FlowBudget(Budget):
             held_out = trial.evaluate.step.split(degree).beside(self.layer() + gathered)
             held_out |= self._decode(trial.evaluate).beside(away)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=held_out))
-        return phases
+        if not model.cuda_graphs:
+            return phases
+        captured = sample.of(rows)  # the graphs keep the activations of their largest call
+        return [phases[0], *(replace(phase, calls=phase.calls.beside(captured)) for phase in phases[1:])]
 
     def graph_bytes(self, steps: int) -> int:
         """Return the bytes of the graphs that a process's rollout may keep of the first `steps` trained steps."""

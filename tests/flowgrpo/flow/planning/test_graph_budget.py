@@ -1,6 +1,7 @@
 """Whether a run keeps graphs: by the memory there is, until memory runs out, and for good."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -353,3 +354,14 @@ def test_a_tree_that_changes_over_a_run_needs_room_for_the_most_that_it_will_hav
     settings = config.validate(written)
     every = [predict_cost(settings, 20, iteration).graphs for iteration in range(0, 301, 25)]
     assert most_graphs(settings, 20).graphs == max(every) > 2 * every[0]
+
+
+def test_cuda_graphs_are_given_up_after_kept_ones(tmp_path):
+    run = begun(tmp_path)
+    run.run()
+    given, kept = [], run.kept_graphs
+    kept.captured = SimpleNamespace(give_up=lambda why: given.append(why) or len(given) == 1)
+    assert "train.replay" in kept.give_up()
+    assert not given
+    assert kept.give_up() == "the memory of model.cuda_graphs is freed"
+    assert kept.give_up() is None

@@ -350,3 +350,11 @@ def test_auto_keeps_graphs_that_take_half_of_what_is_left():
         assert found == {**every, "kept_rows": 32 * kept, "kept_bytes": 2 * GIB * kept}
     assert budget(train__replay="never").kept_graphs(GIB)["kept_rows"] == 64
     assert budget(train__replay="always").kept_graphs(2**50)["kept_rows"] == 0
+
+
+def test_cuda_graphs_keep_the_activations_of_a_rollouts_call():
+    plain, captured = budget(train__rollout_batch=3), budget(train__rollout_batch=3, model__cuda_graphs=True)
+    more = [
+        b.parts["activations"] - a.parts["activations"] for a, b in zip(plain.phases(), captured.phases(), strict=True)
+    ]
+    assert more == [0, *[3 * GIB] * (len(more) - 1)]
