@@ -119,6 +119,15 @@ def test_more_rows_in_a_call_are_advised_where_a_core_launches_longer_than_a_gpu
     assert again["seconds"]["rollout"] == pytest.approx(alone["seconds"]["rollout"] / 2)
 
 
+def test_cuda_graphs_are_advised_where_a_core_launches_longer_than_a_gpu_computes(planned):
+    options = ["--fixed-seconds", "0", "--gpus", "1", "train.replay=always"]
+    (change,) = (each for each in planned(*options)["cost"]["changes"] if each["set"] == {"model.cuda_graphs": True})
+    again = planned(*options, "model.cuda_graphs=true")["cost"]["costs"][0]
+    assert again["total"] == pytest.approx(change["total"])
+    assert again["peak"] == change["peak"]
+    assert again["seconds"]["rollout"] < 0.2 * planned(*options)["cost"]["costs"][0]["seconds"]["rollout"]
+
+
 def test_as_many_groups_are_advised_as_keep_gpus_busy_where_their_calls_are_not_full_yet(planned):
     """A call of one row takes as long as one of four, so that seconds grow slower than groups at first."""
     found = planned("--gpus", "3", "--fixed-seconds", "0.3", "train.micro_batch=4")["cost"]
