@@ -76,13 +76,19 @@ def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
         without = budget.with_settings(fewer)
         if without.fits(room):
             settings, after = fewer, without
-    most = after.largest(room)
-    for phase in after.phases():
-        if phase.key is not None and phase.rows > most[phase.key]:
-            settings[phase.key] = most[phase.key]
-    if UPDATE in settings and after.config.train.rollout_batch is None:  # else it would shrink with `micro_batch`
-        settings.setdefault(ROLLOUT, min(after.config.train.micro_batch, most[ROLLOUT]))
-    return settings, after
+    batches = _smaller_batches(after, room)
+    return settings | batches, after.with_settings(batches)
+
+
+def _smaller_batches(budget: Budget, room: int) -> dict[str, int]:
+    """Return the batch sizes, by config key, that must be smaller to fit; equal sizes stay equal, so they round alike."""
+    most, train = budget.largest(room), budget.config.train
+    if train.rollout_rows == train.update_rows:
+        most = dict.fromkeys(most, min(most.values()))
+    sizes = {phase.key: most[phase.key] for phase in budget.phases() if phase.key and phase.rows > most[phase.key]}
+    if train.rollout_batch is None:  # then `micro_batch` sets both
+        sizes.pop(ROLLOUT, None)
+    return sizes
 
 
 def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
@@ -96,6 +102,8 @@ def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) ->
         return None
     sizes: list[tuple[int, Setting]] = []
     key, half = now.key, now.rows // 2
+    if key == ROLLOUT and budget.config.train.rollout_batch is None:
+        key = UPDATE
     if key is not None and at_key(budget.config, key) != AUTO and half and key.startswith(prefixes):
         sizes.append((replace(now, rows=half).total, (key, half)))
     for options in (budget.switches(), budget.resorts()):
@@ -135,7 +143,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
             {"phase": phase.name, "rows": phase.rows, **phase.parts, "total": phase.total} for phase in budget.phases()
         ],
         "peak": budget.peak(),
-        "peak_when_set": after.peak(settings) if advised else None,
+        "peak_when_set": after.peak() if advised else None,
         "largest": budget.largest(room),
         "switches": [
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
