@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowgrpo.schema.sections import AUTO
+from flowgrpo.training.planning.memory_estimate import count_words
 from flowgrpo.training.planning.memory_phases import (
     FRAGMENTS,
     GIB,
@@ -151,6 +152,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
         ],
         "rewards_not_counted": uncounted_rewards(budget.config),
         "graphs": budget.kept_graphs(room),
+        "loading_bytes": budget.loading_bytes(),
         "embeddings": budget.embeddings(),
     }
 
@@ -166,7 +168,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["found"]:
         yield f"found when the run starts; counted here with the most that fits: {as_overrides(found['found'])}"
     if found["rewards_not_counted"]:
-        yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
+        names = ", ".join(found["rewards_not_counted"])
+        yield f"not counted: the weights that {names} may load; a function without a model loads none"
     yield "samples: decoded samples that wait for rewards; not counted: memory that rewards allocate while they run"
     if found["fits"]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
@@ -176,16 +179,31 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB; it fits, with a peak of {after}, if you set {as_overrides(found['set'])}"
-    if (embeddings := found["embeddings"])["prompts"]:
-        size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
-        yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
-    if (graphs := found["graphs"])["rows"]:
-        kept, rows = graphs["kept_rows"], graphs["rows"]
-        every = "" if kept == rows else f"; those of all {rows:,} rows would take {_gib(graphs['bytes'])} GiB"
-        some = f"graphs of {kept:,} rows for the first update, {_gib(graphs['kept_bytes'])} GiB"
-        yield f"train.replay: the rollout keeps {some if kept else 'no graphs for the first update'}{every}"
+    yield _host_line(found["loading_bytes"], **found["embeddings"])
+    if found["graphs"]["rows"]:
+        yield _graphs_line(**found["graphs"])
     for switch in found["switches"]:
         yield f"with {as_overrides(switch['set'])}: a peak of {_gib(switch['peak'])}; {_most(switch['largest'])}"
+
+
+def _host_line(loading: int, prompts: int, bytes: int) -> str:
+    """Format the host memory of a process: weights while the model loads, and the embeddings that stay."""
+    weights = f"{_gib(loading)} GiB of weights while the model loads"
+    if not prompts:
+        return f"host memory of each process: {weights}"
+    embeddings = f"at most {_gib(bytes)} GiB of embeddings of {count_words(prompts, 'prompt')}"
+    return f"host memory of each process: {weights}, and {embeddings}"
+
+
+def _graphs_line(rows: int, bytes: int, kept_rows: int, kept_bytes: int) -> str:
+    """Format which graphs a rollout keeps for the first update, and what it costs that it keeps no more."""
+    kept = f"the graphs of {count_words(kept_rows, 'row')} ({_gib(kept_bytes)} GiB)" if kept_rows else "no graphs"
+    if kept_rows == rows:
+        return f"train.replay: the rollout keeps {kept} for the first update"
+    return (
+        f"train.replay: the rollout keeps {kept}, so the first update computes {count_words(rows - kept_rows, 'row')} "
+        f"again, which costs time and changes no result; all graphs would take {_gib(bytes)} GiB"
+    )
 
 
 def _most(largest: dict[str, int]) -> str:

@@ -108,7 +108,11 @@ def test_rows_of_unequal_size_or_schedule_are_refused_with_a_sentence():
     ("name", "size", "fault"),
     [
         ("FluxPipeline", {"height": 18}, r"model\.call\.height: 18 is not a multiple of 4; take 16 or 20"),  # it warns
-        ("StableDiffusion3Pipeline", {"width": 3}, r"model\.call\.width: 3 is not a multiple of 4; take 4"),  # it raises
+        (
+            "StableDiffusion3Pipeline",
+            {"width": 3},
+            r"model\.call\.width: 3 is not a multiple of 4; take 4",
+        ),  # it raises
     ],
 )
 def test_a_size_that_the_pipeline_cannot_take_is_refused_with_the_nearest(name, size, fault):

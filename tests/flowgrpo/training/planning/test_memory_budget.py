@@ -35,6 +35,9 @@ class Made(Budget):
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=trained, calls=update),
         ]
 
+    def loading_bytes(self):
+        return 10 * GIB
+
     def switches(self):
         return [(key, value) for key, value in SWITCHES.items() if at_key(self.config, key) != value]
 
