@@ -273,7 +273,7 @@ BUILT_IN: dict[str, Card] = {
     "solved": Card(
         "rewards.texts.text:solved",
         "right answer to `countdown`, `sudoku` or `arithmetic`",
-        "text, their columns",
+        "text, the columns of the task",
         "0 or 1",
     ),
     "tags": Card("rewards.texts.text:tags", "tags of d1's answer format", "text", "0 to 0.5"),

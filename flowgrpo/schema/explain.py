@@ -30,7 +30,6 @@ class Explained:
     default: Any  # `PydanticUndefined` if required
     value: Any  # in the given configuration
     below: dict[str, str]  # descriptions of the keys below it
-    home: str  # the defining module
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
@@ -62,14 +61,14 @@ def explain(settings: Strict, key: str) -> Explained:
             raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
         owner, value = model, _field_of(value, part)
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
+    keys = model.model_fields.keys() - {"name"} if model else set()
     return Explained(
         key=key,
         meaning=sentences(owner).get(parts[-1], ""),
         takes=takes(field),
         default=field.default,
         value=value,
-        below={name: text for name, text in sentences(model).items() if name != "name"} if model else {},
-        home=owner.__module__,
+        below={name: text for name, text in sentences(model).items() if name in keys} if model else {},
     )
 
 

@@ -116,13 +116,13 @@ def _decided(parts: Sequence[VarianceShare]) -> float:
 def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided_at: Callable[[int], float]) -> Check:
     """Report the advice with the lines to set; the check always passes. For `decided_at` see `advise`."""
     advised = advise(shares, steps, seconds, decided_at)
-    what = "split" if advised.splits else "chains"
+    what, reasons = "split" if advised.splits else "chains", []
     if advised.first is not None:
         what += f" at step {advised.first}" if advised.splits else f" with draws from step {advised.first} on"
-        what += (
-            f": later steps decide {_decided(_from(advised.first, shares)):.0%} of the variance, and the predicted gain "
+        reasons.append(
+            f"later steps decide {_decided(_from(advised.first, shares)):.0%} of the variance, and the predicted gain "
             f"of a second is {advised.gain:.2f} times that of chains with the usual draws"
         )
     if not advised.splits:
-        what += f"; no split is predicted to gain {OF_SPLITS:g} times as much"
-    return Check("tree", True, f"{what}; {advised.overrides}")
+        reasons.append(f"a split is not predicted to learn {OF_SPLITS:g} times as fast")
+    return Check("tree", True, f"take {what}: {'; '.join(reasons)}; to set it: {advised.overrides}")

@@ -116,7 +116,7 @@ def load_policy(use: ModelUse, rows: Sequence[Row]) -> DiffusersPolicy:
 
     def encode(policy: DiffusersPolicy) -> None:
         conditions.check((row.columns for row in rows), policy.takes, "--prompts")
-        policy.prepare(rows, "the call")
+        policy.prepare(rows, "call")
 
     policy = load.load_policy(
         use.path,

@@ -45,7 +45,7 @@ def search_sampler(use: ModelUse, rows: Sequence[Row], search: SearchUse, batch_
     setup.check_rewards(rewards, prompts, model)
     policy = load_policy(use, rows)
     if walks:
-        policy.check(build_rows(longest_and_shortest(prompts)), "the call")
+        policy.check(build_rows(longest_and_shortest(prompts)), "call")
         compared_steps(search, len(policy.sigmas) - 1)
     for reward in rewards:
         reward.to(default_device())

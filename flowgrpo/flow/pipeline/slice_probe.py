@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
@@ -29,6 +31,7 @@ from samplers.kernels import State
 LOGGER = logging.getLogger(__name__)
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerances, in standard deviations of a sample
 Run = Callable[[Sequence[Row], State], State]
+MULTIPLE = re.compile(r"(?:height|width)\b.*?divisible by (\d+)", re.IGNORECASE)
 BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), loosest first
 
 
@@ -70,17 +73,50 @@ def probe(walk: DenoisingLoop, rows: Sequence[Row], key: str, known: Capabilitie
 
 @contextmanager
 def refusals(walk: DenoisingLoop, key: str) -> Iterator[None]:
-    """Return a context that turns a pipeline's exceptions into InputErrors, except out-of-memory and lost processes."""
+    """Return a context that turns a pipeline's exceptions into InputErrors, except out-of-memory and lost processes.
+
+    A height or width that the pipeline would round, with a warning, is an InputError too.
+    """
+    sizes, logger = _SizeWarnings(walk, key), logging.getLogger("diffusers")
+    logger.handlers.insert(0, sizes)
     try:
         yield
     except InputError:
         raise
     except (ValueError, TypeError) as error:
-        raise InputError(f"{key}: {_refusal(walk, error)}") from error
+        raise InputError(_size_fault(walk, key, str(error)) or f"{key}: {_refusal(walk, error)}") from error
     except Exception as error:  # a pipeline for another kind of scheduler may raise anything
         if is_out_of_memory(error) or is_lost(error):
             raise
         raise InputError(f"model.path: {_refusal(walk, error)}") from error
+    finally:
+        logger.handlers.remove(sizes)
+
+
+class _SizeWarnings(logging.Handler):
+    """Raises InputError for a warning that a pipeline rounds the height or width of its call."""
+
+    def __init__(self, walk: DenoisingLoop, key: str) -> None:
+        super().__init__(logging.WARNING)
+        self._walk, self._key = walk, key
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        fault = _size_fault(self._walk, self._key, record.getMessage())
+        if fault is not None:
+            raise InputError(fault)
+
+
+def _size_fault(walk: DenoisingLoop, key: str, message: str) -> str | None:
+    """Return which size of the call a pipeline's `message` is about, with the nearest valid ones; None if it is not."""
+    found = MULTIPLE.search(message)
+    for name in ("height", "width"):
+        size, multiple = walk.call.get(name), int(found[1]) if found else 1
+        if isinstance(size, int) and size % multiple:
+            below = size - size % multiple
+            nearest = " or ".join(str(each) for each in (below, below + multiple) if each > 0)
+            return f"{key}.{name}: {size} is not a multiple of {multiple}; take {nearest}"
+    return None
 
 
 @torch.no_grad()

@@ -135,6 +135,16 @@ class FlowBudget(Budget):
         }
 
     @override
+    def loading_bytes(self) -> int:
+        sizes, encoders = self.trial.components, self.config.model.text_encoders
+        if not (self.loads_later and encoders != "keep"):
+            return sum(sizes.values())
+        networks = sum(size for name, size in sizes.items() if is_network(name))
+        first = sum(sizes.values()) - networks  # on the GPU before the networks load
+        offloaded = sum(size for name, size in sizes.items() if name.startswith(ENCODERS) and encoders == "offload")
+        return max(first, networks + offloaded)
+
+    @override
     def embeddings(self) -> dict[str, int]:
         train, held_out = count_prompts(self.config, train=self.train_prompts, held_out=self.held_out)
         size = train * self.trial.embeddings + held_out * self.trial.held_out_embeddings

@@ -126,16 +126,16 @@ def _measure_embeddings(
 ) -> tuple[int, int]:
     """Encode a prompt under each call of a run; return the bytes that a training and a held-out prompt keep."""
 
-    def encode(call: dict[str, Any]) -> tuple[EmbeddingShape, ...]:
+    def encode(call: dict[str, Any], key: str) -> tuple[EmbeddingShape, ...]:
         with policy.call_overrides(**call):
-            policy.prepare([row])
+            policy.prepare([row], key)
             return policy.walk.encode(row)
 
     kept: list[tuple[EmbeddingShape, ...]] = []
-    for call, _ in [({}, ""), *further_calls(config, policy)]:
-        if (shapes := encode(call)) not in kept:  # else it is the same embedding
+    for call, key in [({}, "model.call"), *further_calls(config, policy)]:
+        if (shapes := encode(call, key)) not in kept:  # else it is the same embedding
             kept.append(shapes)
-    return sum(s.nbytes for shapes in kept for s in shapes), sum(s.nbytes for s in encode(evaluation))
+    return sum(s.nbytes for shapes in kept for s in shapes), sum(s.nbytes for s in encode(evaluation, "eval.call"))
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from flowgrpo.flow.rollouts import early_stop, hinted_rollout
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.planning.memory_estimate import device_words
+from flowgrpo.training.planning.memory_estimate import count_words, device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
@@ -159,15 +159,15 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
     batch = (
-        f"{g['groups']} groups x {g['group_size']} = {g['samples']} trajectories, {g['roots']} roots a group; "
-        f"{g['updates']} optimizer step{'s' * (g['updates'] != 1)}, split by {g['split']}"
+        f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} trajectories, "
+        f"{count_words(g['roots'], 'root')} a group; {count_words(g['updates'], 'optimizer step')}, split by {g['split']}"
     )
     steps = (
-        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {g['trained_edges']} trained edges in "
-        f"{g['update_batches']} batches of at most {g['micro_batch']}"
+        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {count_words(g['trained_edges'], 'trained edge')} in "
+        f"{count_words(g['update_batches'], 'batch')} of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
-        steps += f" ({g['level_batches']} if all rows of a call must share one noise level)"
+        steps += f" ({g['level_batches']:,} if all rows of a call must share one noise level)"
     update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
     evaluations = f"each iteration: {cost['rollout']:,} rollout + {update}{_format_spared(planned)}"
     early = planned["early_stop"]
@@ -178,8 +178,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     draft = f"{planned['drafted']} of the decoded samples are drafts, which choose the starts"
     calibration = f"once: {before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded"
     comparison = (
-        f"every {compares['every']} iterations, from the first: {compares['model_evaluations']:,} model evaluations, "
-        f"{compares['decoded']} decoded"
+        f"every {count_words(compares['every'], 'iteration')}, from the first: "
+        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded"
     )
     hinted = planned["hinted"]
     samples = planned["config"]["algorithm"]["hints"].get("source") in ("search", "teacher")
@@ -200,7 +200,10 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("comparison", comparison)] * bool(compares["every"]),
         *[("with hints", hints)] * bool(hinted["decoded"]),
         *second_stage.plan_lines(planned["second_stage"]),
-        ("decoded", f"{planned['decoded']} samples, {planned['reward_calls']} reward calls"),
+        (
+            "decoded",
+            f"{count_words(planned['decoded'], 'sample')}, {count_words(planned['reward_calls'], 'reward call')}",
+        ),
         *_memory(planned),
         ("evaluation", held_out),
         *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),

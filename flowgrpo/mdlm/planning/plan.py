@@ -36,7 +36,7 @@ from flowgrpo.mdlm.planning.tree_cost import count_levels, count_rollout, count_
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
 from flowgrpo.training.model_files.hub_files import stands_in_for
-from flowgrpo.training.planning.memory_estimate import device_words
+from flowgrpo.training.planning.memory_estimate import count_words, device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
@@ -154,9 +154,9 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("published", published.line(planned["published"]))] * bool(planned["published"]),
         (
             "batch",
-            f"{g['groups']} groups x {g['group_size']} = {g['samples']} answers of {g['length']} tokens, "
-            f"{g['updates']} optimizer step{'s' * (g['updates'] != 1)}, {g['passes']} pass{'es' * (g['passes'] != 1)}, "
-            f"split by {g['split']}",
+            f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} answers of "
+            f"{count_words(g['length'], 'token')}, {count_words(g['updates'], 'optimizer step')}, "
+            f"{count_words(g['passes'], 'pass')}, split by {g['split']}",
         ),
         *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
         * (g["roots"] < g["group_size"]),

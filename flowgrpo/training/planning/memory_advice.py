@@ -65,6 +65,8 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
     replay = None
     if settings.keeps_graphs:
         replay = "train.replay=auto" if train.replay == "never" else "train.replay=always"
+    # Without a `rollout_batch`, `micro_batch` sets both sizes, so that rollout and update round alike.
+    rollout = ("rollout_batch", train.rollout_batch) if train.rollout_batch else ("micro_batch", train.micro_batch)
     encoders = ("offload", ("offload", "free")) if on_gpu else ("free", ("free",))
     return {
         "dtype": unless("dtype", "bfloat16", ("bfloat16", "float16")),
@@ -78,7 +80,7 @@ def _values(settings: RunConfig, on_gpu: bool) -> dict[str, str | None]:
         "vae_tiling": unless("vae_tiling", "true", (True,)),
         "gradient_checkpointing": unless("gradient_checkpointing", "true", (True,)),
         "micro_batch": _half("micro_batch", train.micro_batch),
-        "rollout_batch": _half("rollout_batch", train.rollout_batch or train.micro_batch),
+        "rollout_batch": _half(*rollout),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from flowgrpo.schema.sections import AUTO
+from flowgrpo.training.planning.memory_estimate import count_words
 from flowgrpo.training.planning.memory_phases import (
     FRAGMENTS,
     GIB,
@@ -76,13 +77,19 @@ def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
         without = budget.with_settings(fewer)
         if without.fits(room):
             settings, after = fewer, without
-    most = after.largest(room)
-    for phase in after.phases():
-        if phase.key is not None and phase.rows > most[phase.key]:
-            settings[phase.key] = most[phase.key]
-    if UPDATE in settings and after.config.train.rollout_batch is None:  # else it would shrink with `micro_batch`
-        settings.setdefault(ROLLOUT, min(after.config.train.micro_batch, most[ROLLOUT]))
-    return settings, after
+    batches = _smaller_batches(after, room)
+    return settings | batches, after.with_settings(batches)
+
+
+def _smaller_batches(budget: Budget, room: int) -> dict[str, int]:
+    """Return the batch sizes, by config key, that must be smaller to fit; equal sizes stay equal, so they round alike."""
+    most, train = budget.largest(room), budget.config.train
+    if train.rollout_rows == train.update_rows:
+        most = dict.fromkeys(most, min(most.values()))
+    sizes = {phase.key: most[phase.key] for phase in budget.phases() if phase.key and phase.rows > most[phase.key]}
+    if train.rollout_batch is None:  # then `micro_batch` sets both
+        sizes.pop(ROLLOUT, None)
+    return sizes
 
 
 def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) -> Setting | None:
@@ -96,6 +103,8 @@ def best_relief(budget: Budget, name: str, prefixes: tuple[str, ...] = ("",)) ->
         return None
     sizes: list[tuple[int, Setting]] = []
     key, half = now.key, now.rows // 2
+    if key == ROLLOUT and budget.config.train.rollout_batch is None:
+        key = UPDATE
     if key is not None and at_key(budget.config, key) != AUTO and half and key.startswith(prefixes):
         sizes.append((replace(now, rows=half).total, (key, half)))
     for options in (budget.switches(), budget.resorts()):
@@ -135,7 +144,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
             {"phase": phase.name, "rows": phase.rows, **phase.parts, "total": phase.total} for phase in budget.phases()
         ],
         "peak": budget.peak(),
-        "peak_when_set": after.peak(settings) if advised else None,
+        "peak_when_set": after.peak() if advised else None,
         "largest": budget.largest(room),
         "switches": [
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
@@ -143,6 +152,7 @@ def check_fit(budget: Budget, room: int) -> dict[str, Any]:
         ],
         "rewards_not_counted": uncounted_rewards(budget.config),
         "graphs": budget.kept_graphs(room),
+        "loading_bytes": budget.loading_bytes(),
         "embeddings": budget.embeddings(),
     }
 
@@ -158,7 +168,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["found"]:
         yield f"found when the run starts; counted here with the most that fits: {as_overrides(found['found'])}"
     if found["rewards_not_counted"]:
-        yield f"not counted: the weights of {', '.join(found['rewards_not_counted'])}"
+        names = ", ".join(found["rewards_not_counted"])
+        yield f"not counted: the weights that {names} may load; a function without a model loads none"
     yield "samples: decoded samples that wait for rewards; not counted: memory that rewards allocate while they run"
     if found["fits"]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
@@ -168,16 +179,31 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB; it fits, with a peak of {after}, if you set {as_overrides(found['set'])}"
-    if (embeddings := found["embeddings"])["prompts"]:
-        size, count = _gib(embeddings["bytes"]), embeddings["prompts"]
-        yield f"host memory: embeddings of {count:,} prompts take at most {size} GiB in each process"
-    if (graphs := found["graphs"])["rows"]:
-        kept, rows = graphs["kept_rows"], graphs["rows"]
-        every = "" if kept == rows else f"; those of all {rows:,} rows would take {_gib(graphs['bytes'])} GiB"
-        some = f"graphs of {kept:,} rows for the first update, {_gib(graphs['kept_bytes'])} GiB"
-        yield f"train.replay: the rollout keeps {some if kept else 'no graphs for the first update'}{every}"
+    yield _host_line(found["loading_bytes"], **found["embeddings"])
+    if found["graphs"]["rows"]:
+        yield _graphs_line(**found["graphs"])
     for switch in found["switches"]:
         yield f"with {as_overrides(switch['set'])}: a peak of {_gib(switch['peak'])}; {_most(switch['largest'])}"
+
+
+def _host_line(loading: int, prompts: int, bytes: int) -> str:
+    """Format the host memory of a process: weights while the model loads, and the embeddings that stay."""
+    weights = f"{_gib(loading)} GiB of weights while the model loads"
+    if not prompts:
+        return f"host memory of each process: {weights}"
+    embeddings = f"at most {_gib(bytes)} GiB of embeddings of {count_words(prompts, 'prompt')}"
+    return f"host memory of each process: {weights}, and {embeddings}"
+
+
+def _graphs_line(rows: int, bytes: int, kept_rows: int, kept_bytes: int) -> str:
+    """Format which graphs a rollout keeps for the first update, and what it costs that it keeps no more."""
+    kept = f"the graphs of {count_words(kept_rows, 'row')} ({_gib(kept_bytes)} GiB)" if kept_rows else "no graphs"
+    if kept_rows == rows:
+        return f"train.replay: the rollout keeps {kept} for the first update"
+    return (
+        f"train.replay: the rollout keeps {kept}, so the first update computes {count_words(rows - kept_rows, 'row')} "
+        f"again, which costs time and changes no result; all graphs would take {_gib(bytes)} GiB"
+    )
 
 
 def _most(largest: dict[str, int]) -> str:

@@ -204,6 +204,10 @@ class Budget(ABC):
         """
         return {"rows": 0, "bytes": 0, "kept_rows": 0, "kept_bytes": 0}
 
+    def loading_bytes(self) -> int:
+        """Return the most bytes of weights that a process holds in host memory while it loads the model for a GPU."""
+        return sum(self.trial.components.values())
+
     def embeddings(self) -> dict[str, int]:
         """Return `prompts` and `bytes` of the embeddings that a process keeps in host memory, at most.
 

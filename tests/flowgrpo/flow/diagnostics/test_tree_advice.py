@@ -28,7 +28,7 @@ def test_usual_draws_are_advised_where_the_first_steps_decide():
     early = shares(0.5, 0.4, 0.1, 0.0)
     advised = advise(early, 24, CHEAP, whole)
     assert (advised.first, advised.splits, advised.gain) == (None, False, 1.0)
-    assert "chains; no split is predicted" in check(early, 24, CHEAP, whole).value
+    assert "take chains: a split is not predicted" in check(early, 24, CHEAP, whole).value
 
 
 def test_late_draws_are_advised_from_a_margin_on():

@@ -104,6 +104,23 @@ def test_rows_of_unequal_size_or_schedule_are_refused_with_a_sentence():
         policy.start([row, Row(row.prompt, 2, {"num_inference_steps": 9})])
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "fault"),
+    [
+        ("FluxPipeline", {"height": 18}, r"model\.call\.height: 18 is not a multiple of 4; take 16 or 20"),  # it warns
+        (
+            "StableDiffusion3Pipeline",
+            {"width": 3},
+            r"model\.call\.width: 3 is not a multiple of 4; take 4",
+        ),  # it raises
+    ],
+)
+def test_a_size_that_the_pipeline_cannot_take_is_refused_with_the_nearest(name, size, fault):
+    policy, row = policy_of(name), SPECIMENS[name].rows[0]
+    with policy.call_overrides(**size), pytest.raises(InputError, match=f"^{fault}$"):
+        policy.prepare([row])
+
+
 def test_a_pipeline_that_never_gives_a_number_is_named(monkeypatch):
     policy, row = policy_of("FluxPipeline"), SPECIMENS["FluxPipeline"].rows[0]
     with torch.no_grad():

@@ -209,10 +209,36 @@ def test_the_embeddings_that_stay_in_host_memory_are_counted():
     found = budget(train__iterations=10, train__groups=8)
     assert found.embeddings() == {"prompts": 80 + 256, "bytes": 80 * GIB // 512 + 256 * GIB // 1024}
     (line,) = (line for line in lines(check_fit(found, 80 * GIB)) if "host memory" in line)
-    assert line == "host memory: embeddings of 336 prompts take at most 0.4 GiB in each process"
+    assert line.endswith("and at most 0.4 GiB of embeddings of 336 prompts")
     assert budget(train__iterations=10**6, train__groups=8).embeddings()["prompts"] == 1000 + 256
     spread = budget(train__iterations=10, train__groups=8, train__group_size=4, run__processes=16)
     assert spread.embeddings()["prompts"] == 10 * 2 + 16  # two roots a process, so at most two groups
+
+
+@pytest.mark.parametrize(
+    ("loads_later", "encoders", "size"),
+    [(True, "offload", 19), (True, "free", 10), (True, "keep", 20), (False, "offload", 20), (False, "free", 20)],
+)
+def test_the_weights_in_host_memory_while_a_model_loads(loads_later, encoders, size):
+    """Of 9 GiB of encoders, a VAE of 1 and a transformer of 10, which may load after the encoders were used."""
+    found = budget(loads_later=loads_later, model__text_encoders=encoders)
+    assert found.loading_bytes() == size * GIB
+    assert f"host memory of each process: {size}.0 GiB of weights while the model loads" in "\n".join(
+        lines(check_fit(found, 80 * GIB))
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (8, "keeps the graphs of 64 rows (4.0 GiB) for the first update"),
+        (4, "keeps the graphs of 32 rows (2.0 GiB), so the first update computes 32 rows again, which costs time"),
+        (1, "keeps no graphs, so the first update computes 64 rows again, which costs time and changes no result"),
+    ],
+)
+def test_a_plan_says_what_it_costs_to_keep_no_graphs(left, said):
+    auto = budget()
+    assert said in "\n".join(lines(check_fit(auto, auto.peak() + left * GIB)))
 
 
 def test_a_copy_that_drafts_are_sampled_by_is_counted_while_it_is_there():
@@ -254,7 +280,7 @@ def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
     assert main(["plan", "tiny.yaml", f"train.micro_batch={many}", "--gpu-memory", "2"]) == 0
     said = capsys.readouterr().out
     assert f"does not fit 2.0 GiB; it fits, with a peak of 2.0, if you set train.micro_batch={many - 1}" in said
-    assert "not counted: the weights of ./mine.py:redness" in said
+    assert "not counted: the weights that ./mine.py:redness may load; a function without a model loads none" in said
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,12 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert not (workplace / "runs").exists()
 
 
+def test_a_plan_of_one_group_has_no_plural(workplace, capsys):
+    assert main(["plan", "tiny.yaml", "train.groups=1", "train.updates=1"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "1 group x 4 = 4 trajectories, 4 roots a group; 1 optimizer step, split by groups" in words
+
+
 def test_a_plan_fits_a_screen_and_the_config_is_asked_for(capsys):
     assert main(["plan", str(SHAPES)]) == 0
     summary = capsys.readouterr().out
@@ -261,4 +267,4 @@ def test_a_plan_for_a_gpu_without_room_for_graphs_does_not_promise_them(capsys):
     assert main([*words, "--gpu-memory", "1.3"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "reuse the rollout's graphs" not in printed
-    assert "the rollout keeps no graphs for the first update; those of all" in printed
+    assert "the rollout keeps no graphs, so the first update computes" in printed

@@ -35,29 +35,39 @@ class Made(Budget):
             Phase(name="update", rows=train.micro_batch, key=UPDATE, fixed=trained, calls=update),
         ]
 
+    def loading_bytes(self):
+        return 10 * GIB
+
     def switches(self):
         return [(key, value) for key, value in SWITCHES.items() if at_key(self.config, key) != value]
 
 
-def made(kind=Made, *, micro_batch=4, encode=6):
-    train = {"micro_batch": micro_batch, "ema": None, "optimizer": "adamw8bit"}
+def made(kind=Made, *, micro_batch=4, rollout_batch=None, encode=6):
+    train = {"micro_batch": micro_batch, "rollout_batch": rollout_batch, "ema": None, "optimizer": "adamw8bit"}
     return kind(config=config.validate({"model": {"path": "shapes"}, "train": train}), encode=encode)
 
 
 @pytest.mark.parametrize(
     ("room", "settings"),
     [
-        (40, {UPDATE: 3, ROLLOUT: 4}),  # 10 + 1 and 3 rows of 8, without a switch; a rollout would follow otherwise
-        (
-            18,
-            {"model.gradient_checkpointing": True, UPDATE: 2, ROLLOUT: 4},
-        ),  # where no row fits, and not what spares nothing
+        (40, {UPDATE: 3}),  # 10 + 1 and 3 rows of 8, without a switch
+        (18, {"model.gradient_checkpointing": True, UPDATE: 2}),  # where no row fits, and not what spares nothing
     ],
 )
 def test_a_smaller_batch_is_advised_before_a_switch(room, settings):
     found, after = advise(made(), room * GIB)
     assert found == settings
     assert after.peak(settings) <= room * GIB
+
+
+@pytest.mark.parametrize(
+    ("rollout_batch", "settings"), [(4, {UPDATE: 3, ROLLOUT: 3}), (5, {UPDATE: 3}), (50, {UPDATE: 3, ROLLOUT: 27})]
+)
+def test_equal_batches_stay_equal(rollout_batch, settings):
+    """Equal sizes round alike; a rollout whose rows are its own is made smaller only where it must."""
+    found, after = advise(made(rollout_batch=rollout_batch), 40 * GIB)
+    assert found == settings
+    assert after.peak() <= 40 * GIB
 
 
 def test_switches_come_together_where_one_is_too_few():
@@ -79,7 +89,7 @@ def test_what_no_setting_helps_says_so():
 
 def test_what_changes_the_learning_is_advised_when_no_switch_is_enough():
     needed = {"model.gradient_checkpointing": True, "model.quantise": "int8", "model.dtype": "bfloat16"}
-    assert advise(made(encode=1), 9 * GIB)[0] == {**needed, ROLLOUT: 4, UPDATE: 2}
+    assert advise(made(encode=1), 9 * GIB)[0] == {**needed, UPDATE: 2}
 
 
 def test_a_setting_that_later_ones_make_needless_is_not_advised():
@@ -107,6 +117,7 @@ def test_a_setting_that_later_ones_make_needless_is_not_advised():
         (4, "update", (UPDATE, "model.quantise"), (UPDATE, 2)),
         (1, "update", (UPDATE, "model.quantise"), ("model.quantise", "int8")),
         (4, "rollout", (), ("model.quantise", "int8")),  # 5 of 14, and half the rows 2
+        (4, "rollout", (UPDATE, ROLLOUT), (UPDATE, 2)),  # it sets the rows of both
         (4, "rollout", ("model.vae",), None),
         (4, "another", (), None),
     ],

@@ -69,8 +69,8 @@ NETWORK, ENCODER = SD3Transformer2DModel, CLIPTextModelWithProjection
         ("loading", run_out_while_loading, "model.dtype=bfloat16"),
         ("trial", lambda patch: run_out(patch, NETWORK), "model.vae_tiling=true"),
         ("encoding", lambda patch: run_out(patch, ENCODER, when=fifth()), "model.dtype=bfloat16"),
-        ("evaluating", lambda p: run_out(p, NETWORK, when=begun(p, Loop, "evaluate")), "train.rollout_batch=1"),
-        ("rollout", lambda p: run_out(p, NETWORK, when=begun(p, FlowWing, "rollout")), "train.rollout_batch=1"),
+        ("evaluating", lambda p: run_out(p, NETWORK, when=begun(p, Loop, "evaluate")), "train.micro_batch=1"),
+        ("rollout", lambda p: run_out(p, NETWORK, when=begun(p, FlowWing, "rollout")), "train.micro_batch=1"),
         (
             "decoding",
             lambda p: run_out(p, AutoencoderKL, "decode", begun(p, FlowWing, "rollout")),
@@ -86,7 +86,8 @@ def test_each_phase_of_a_run_ends_in_one_sentence(workplace, monkeypatch, capsys
         asked.append("model.text_encoders=free")  # else texts are encoded when they are sampled
     assert main(asked) == 1
     said = capsys.readouterr().err
-    rest = f"begin again with: flowgrpo {' '.join(asked)} {switch}"
+    kept = [word for word in asked if word.partition("=")[0] != switch.partition("=")[0]]
+    rest = f"begin again with: flowgrpo {' '.join(kept)} {switch}"
     if phase not in ("loading", "trial", "encoding"):
         rest = f"there is no checkpoint, {rest} run.resume=true"
     sentence = f"stopped, out of memory in the {phase} phase ({AMOUNTS}); what helps most is {switch}; {rest}"
