@@ -30,6 +30,7 @@ class Explained:
     default: Any  # `PydanticUndefined` if required
     value: Any  # in the given configuration
     below: dict[str, str]  # descriptions of the keys below it
+    home: str  # the defining module
 
 
 def sentences(model: type[Strict]) -> dict[str, str]:
@@ -69,6 +70,7 @@ def explain(settings: Strict, key: str) -> Explained:
         default=field.default,
         value=value,
         below={name: text for name, text in sentences(model).items() if name in keys} if model else {},
+        home=owner.__module__,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,13 +18,45 @@ WIDTH = 120
 
 
 def explain_key(settings: Strict, key: str) -> list[tuple[str, str]]:
-    """Return what a key means, takes and is, as pairs of a label and a text; raise InputError if it is unknown."""
+    """Return what a key means, takes and is, as pairs of a label and a text; raise InputError if it is unknown.
+
+    A section has the keys below it, another key the lines of code that use it.
+    """
     entry = explain.explain(settings, key)
     lines = [(key, entry.meaning), ("takes", entry.takes)]
     if entry.default is not PydanticUndefined:
         lines.append(("default", to_yaml(entry.default)))
     lines.append(("here", to_yaml(entry.value)))
-    return lines + [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
+    if entry.below:
+        return lines + [(f"{key}.{name}", meaning) for name, meaning in entry.below.items()]
+    other = "flowgrpo/mdlm/" if getattr(settings, "kind", None) == "flow" else "flowgrpo/flow/"
+    return [*lines, *(("used in", place) for place in find_uses(key, entry.home) if not place.startswith(other))]
+
+
+def find_uses(key: str, home: str = "") -> list[str]:
+    """Return the files and lines that read a key: as an attribute of its section, or of `self` in the module `home`."""
+    root = Path(__file__).parents[2]
+    *section, name = key.split(".")[-2:]
+    places = []
+    for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if name not in text:
+            continue
+        place = str(file.relative_to(root.parent))
+        owners = [*(section or ["config", "settings"]), *["self"] * (place == home.replace(".", "/") + ".py")]
+        lines = sorted(
+            node.lineno
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Attribute) and node.attr == name and _last_name(node.value) in owners
+        )
+        if lines:
+            places.append(f"{place}:{', '.join(map(str, dict.fromkeys(lines)))}")
+    return places
+
+
+def _last_name(node: ast.expr) -> str | None:
+    """Return the name that an expression ends with: c for c and for a.b.c."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 
 def to_yaml(value: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo import config
-from flowgrpo.commands.runs.explain import page
+from flowgrpo.commands.runs.explain import explain_key, find_uses, page
 from flowgrpo.data import yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
@@ -105,10 +105,29 @@ def test_no_such_key(key, sentence):
         explain(config.validate(SHAPES), key)
 
 
+def test_a_key_is_used_in_the_files_of_its_own_kind():
+    for settings, other in ((SHAPES, "flowgrpo/mdlm/"), (DIGITS, "flowgrpo/flow/")):
+        told = explain_key(config.validate(settings), "model.dtype")
+        places = [place for label, place in told if label == "used in"]
+        assert places
+        assert not [place for place in places if place.startswith(other)]
+
+
+def test_where_a_key_is_used():
+    places = find_uses("train.group_size")
+    for place in places:
+        file, numbers = place.split(":")
+        lines = (ROOT / file).read_text().splitlines()
+        assert all("train.group_size" in lines[int(number) - 1] for number in numbers.split(", "))
+    files = [place.partition(":")[0] for place in places]
+    assert "flowgrpo/training/prompts/prompt_groups.py" in files
+    assert "flowgrpo/flow/methods/presets.py" not in files  # a word in a text is no use of it
+
+
 def test_plan_explains(printed, refused):
     plan = ["plan", ROOT / "configs/mdlm.yaml", "--explain"]
     told = printed(*plan, "train.passes")
-    assert len(told.splitlines()) == 4
-    assert all(words in told for words in ("train.passes ", "masks of its own", "default"))
+    assert all(words in told for words in ("train.passes ", "masks of its own", "default", "used in"))
+    assert "used in" not in printed(*plan, "train")
     said = "--explain train.pases: there is no such key, did you mean 'train.passes'?"
     assert refused(*plan, "train.pases") == said
