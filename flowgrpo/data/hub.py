@@ -32,7 +32,8 @@ def rows(source: str, key: str, needed: str) -> list[tuple[str, Row]]:
     except ModuleNotFoundError:
         raise InputError(f"{key}: {source} needs the package datasets, pip install 'flowgrpo[hub]'") from None
     try:
-        dataset = datasets.load_dataset(named["path"], named["config"], split=named["split"])
+        with hub.cache_if_unreachable(named["path"]):
+            dataset = datasets.load_dataset(named["path"], named["config"], split=named["split"])
     except Exception as error:  # hub libraries raise many types
         if is_out_of_memory(error):
             raise

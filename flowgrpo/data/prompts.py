@@ -35,6 +35,7 @@ SMALL: dict[str, Callable[[], list[tables.Row]]] = {  # for the embedded models
     for name, captions in (("shapes", scenes.captions), ("patterns", patterned.captions), ("clips", clips.captions))
     for split in SPLITS
 } | tasks.BUILT_IN
+EXAMPLE = "shapes:train"
 BUILT_IN = SMALL | compositions.BUILT_IN | writing.BUILT_IN | moves.BUILT_IN | sounds.BUILT_IN
 
 
@@ -91,7 +92,10 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         return _with_prompt_column(hub.rows(source, key, column), column)
     path = Path(source)
     if not path.is_file():
-        files = [str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in (".txt", *tables.SUFFIXES)]
+        suffixes = (".txt", *tables.SUFFIXES)
+        files = [str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in suffixes]
+        if path.suffix.lower() in suffixes and not files:
+            raise InputError(f"{key}: there is no file {source}; write it, or take a built-in set such as {EXAMPLE}")
         choices = files if files and path.suffix else [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files]
         raise InputError(f"{key}: there is no file {source}, {nearest(source, choices)}")
     if path.suffix.lower() == ".txt":

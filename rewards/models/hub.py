@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
-TIMEOUT = 5.0  # seconds
+_given: list[bool] = []  # HF_HUB_OFFLINE before each open context of `cache_if_unreachable`
 
 
 def can_load(name: str, file: str) -> bool:
@@ -16,17 +20,41 @@ def can_load(name: str, file: str) -> bool:
 
 @cache
 def is_reachable() -> bool:
-    """Return True if the hub may be asked and can be reached; cached, since its library tries six times for each file."""
+    """Return True if the hub may be asked and answers within HF_HUB_ETAG_TIMEOUT, 10 s by default. It is asked once."""
     import httpx2 as httpx  # the hub's library
-    from huggingface_hub import constants
+    from huggingface_hub import constants, errors, get_session
 
     if constants.HF_HUB_OFFLINE:
         return False
+    answered = threading.Event()
+
+    def ask() -> None:
+        with suppress(httpx.TransportError, errors.OfflineModeIsEnabled):  # the second if it goes on after the wait
+            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            answered.set()
+
+    asking = threading.Thread(target=ask, daemon=True)  # each address of the hub has that timeout, and DNS has its own
+    asking.start()
+    asking.join(constants.HF_HUB_ETAG_TIMEOUT)
+    return answered.is_set()
+
+
+@contextmanager
+def cache_if_unreachable(place: str) -> Iterator[None]:
+    """Return a context in which the hub's libraries read only their cache, if the hub does not answer.
+
+    Otherwise they would try six times for each file, and print each try. Where `place` is a local path, the hub is not
+    asked.
+    """
+    from huggingface_hub import constants
+
+    offline = constants.HF_HUB_OFFLINE or not (Path(place).exists() or is_reachable())
+    _given.append(constants.HF_HUB_OFFLINE)
+    constants.HF_HUB_OFFLINE = offline
     try:
-        httpx.head(constants.ENDPOINT, timeout=TIMEOUT)
-    except httpx.TransportError:
-        return False
-    return True
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = _given.pop()
 
 
 def explain_failure(error: BaseException, name: str, instead: str, dataset: bool = False) -> str | None:
@@ -50,7 +78,7 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
     if has(errors.RepositoryNotFoundError):
         return "is not at the model hub, or is private: check the name, or log in with `hf auth login` or set HF_TOKEN"
     if has(errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
-        cause = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "it cannot be reached"
+        cause = "HF_HUB_OFFLINE is set" if (*_given, constants.HF_HUB_OFFLINE)[0] else "it cannot be reached"
         command = f"hf download {'--repo-type dataset ' if dataset else ''}{name}"
         once = f"download it once with `{command}`, or " if "/" in name else ""
         lack = f"{cause}, and the cache lacks it or a part of it"

@@ -124,7 +124,8 @@ class ModelReward(ABC):
             hint = f"give a path that is there or a hub id such as {self.weights}"
             raise RewardError(f"{self.called}: there is no {path}, {hint}")
         try:
-            yield
+            with hub.cache_if_unreachable(path):
+                yield
         except RewardError:
             raise
         except Exception as error:

@@ -135,7 +135,8 @@ class GenEval:
         if callable(given):
             return given
         try:
-            return load(given).to(self.device)
+            with hub.cache_if_unreachable(given):
+                return load(given).to(self.device)
         except OSError as error:
             reason = None if Path(given).exists() else hub.explain_failure(error, given, "give a folder that holds it")
             neither = "is neither a folder with a model nor one on the hub that can be reached"

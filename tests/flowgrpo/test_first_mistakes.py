@@ -23,6 +23,7 @@ from flowgrpo.cli import main
 from flowgrpo.commands import launch
 from flowgrpo.training.reports import trackers
 from flowgrpo.training.weights import optimizers
+from rewards.models import hub
 from rewards.served import endpoint
 
 PAGE = "docs/reference/mistakes.md"
@@ -52,6 +53,7 @@ def _of_hub(patch, error):
         raise OSError("wrapped") from error
 
     patch.setattr(constants, "HF_HUB_OFFLINE", False)
+    patch.setattr(hub, "is_reachable", lambda: True)
     patch.setattr(DiffusionPipeline, "load_config", load)
 
 

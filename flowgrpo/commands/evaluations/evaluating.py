@@ -13,6 +13,7 @@ from flowgrpo import config
 from flowgrpo.commands import options
 from flowgrpo.commands.evaluations.results import is_evaluation
 from flowgrpo.commands.terminal import Format, out, print_json, print_line
+from flowgrpo.data import run_folders
 from flowgrpo.data.evaluation import sets
 from flowgrpo.errors import InputError
 from flowgrpo.training.run import run_folder
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flowgrpo.commands.evaluations.statistics import Statistic
 
 FOLDER = Path("evaluations")
+OWN = "a run's own held-out numbers are of its first eval.prompts prompts, and of samples before they are rounded and saved"
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 
 
@@ -79,13 +81,20 @@ def evaluate(
     models = [word for word in targets if not is_evaluation(Path(word))]
     begun = next((Path(word) for word in models if run_folder.is_begun(Path(word))), None)
     uses: Sequence[Any] = reward or []
+    notes: list[str] = []
     if begun is not None:
         own = config.of_run(begun)
         if not uses and (name is None or sets.find_set(name) is None):
             uses = [*own.rewards, *own.eval_rewards]
         name = name or own.prompts.eval
+        notes = [OWN] if name == own.prompts.eval else []
     if models and name is None:
-        raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
+        lost = next((word for word in models if "/" in word and not Path(word).exists()), "")
+        near = run_folders.hint(Path(lost)) if lost else ""
+        raise InputError(
+            f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts"
+            + (f"; there is no run {lost}{near}" if near else "")
+        )
     if name is not None and sets.find_set(name) is None and not uses:
         sets.own_set(name, by, [])  # raises
     given = {"--set": name, "--by": by, "--reward": reward, "--samples": samples, "--limit": limit, "--step": step}
@@ -127,7 +136,7 @@ def evaluate(
         with suggest_option({f"--batch-size {batch_size // 2}": batch_size > 1, "model.dtype=bfloat16": True}):
             results.append(run(plan))
         write_page(results[-1:])
-    _report(results, form, write_page(results))
+    _report(results, form, write_page(results), notes)
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -139,7 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return targets, overrides
 
 
-def _report(results: Sequence[Results], form: str, page: Path) -> None:
+def _report(results: Sequence[Results], form: str, page: Path, notes: Sequence[str]) -> None:
     from flowgrpo.commands.evaluations.comparing import compare, document, letter, restrict, sentences
     from flowgrpo.commands.evaluations.evaluation import summary
 
@@ -163,7 +172,7 @@ def _report(results: Sequence[Results], form: str, page: Path) -> None:
             out.print(comparison_table(numbers, letters))
     else:
         out.print(table(compared))
-    for sentence in sentences(common, results, compared):
+    for sentence in (*sentences(common, results, compared), *notes):
         print_line(sentence)
     print_line(str(page))
 

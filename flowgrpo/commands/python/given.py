@@ -64,14 +64,15 @@ def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, An
     )
 
 
-def keep_prompts(prompts: str | Sequence[str | Mapping[str, Any]], folder: Path, key: str) -> str:
-    """Return the source of prompts for a config: a text as it is; a list is written to a table, a row for each prompt.
+def read_prompts(prompts: str | Sequence[str | Mapping[str, Any]], folder: Path, key: str) -> tuple[str, str | None]:
+    """Return the source of prompts for a config: a text as it is, with None; for a list a file in `folder`, with its text.
 
-    The table is named by a digest of its content. So several processes may write it, and a run that goes on with other
-    prompts is refused. Raises InputError, which begins with `key`, if the list is empty or an entry is no prompt.
+    The text is a table with a row for each prompt, which `write_table` writes. The file is named by a digest of it. So
+    several processes may write it, and a run that goes on with other prompts is refused. Raises InputError, which begins
+    with `key`, if the list is empty or an entry is no prompt.
     """
     if isinstance(prompts, str):
-        return prompts
+        return prompts, None
     if not prompts:
         raise InputError(f"{key}: the list is empty, a run needs at least one prompt")
     rows = [{"prompt": each} if isinstance(each, str) else each for each in prompts]
@@ -84,21 +85,19 @@ def keep_prompts(prompts: str | Sequence[str | Mapping[str, Any]], folder: Path,
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
     except TypeError as error:
         raise InputError(f"{key}: a column cannot be written to a table, {error}; of a picture give the path") from None
-    file = folder / f"{key}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder / f"{key}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"), text
+
+
+def write_table(file: Path, text: str) -> None:
+    """Write a table of prompts whole, also where several processes write it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(file)
-    return str(file)
 
 
-def keep_pipeline(pipeline: str | Path | DiffusionPipeline, folder: Path, *, begun: bool) -> str:
-    """Return `model.path` for a config: a path or hub id as it is; a pipeline is saved to `folder`, once for a run.
-
-    Raises InputError if the pipeline could not be loaded from a folder or has adapters, or if there are several processes.
-    """
-    if isinstance(pipeline, str | Path):
-        return str(pipeline)
+def check_pipeline(pipeline: DiffusionPipeline) -> None:
+    """Raise InputError for a pipeline that a folder could not give back or that has adapters, or for several processes."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("pipeline: several processes would save it, give the folder of a saved one")
     import diffusers
@@ -115,10 +114,12 @@ def keep_pipeline(pipeline: str | Path | DiffusionPipeline, folder: Path, *, beg
     for name, part in modules.items():
         if any(isinstance(module, BaseTunerLayer) for module in part.modules()):
             raise InputError(f"pipeline: its {name} has adapters; call fuse_lora() and unload_lora_weights() first")
-    if not (begun and folder.is_dir()):
-        partial = folder.with_name(f"{folder.name}.partial")
-        for place in (folder, partial):
-            shutil.rmtree(place, ignore_errors=True)
-        pipeline.save_pretrained(partial)
-        partial.rename(folder)
-    return str(folder)
+
+
+def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:
+    """Save a pipeline to a folder, in place of what is there."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    for place in (folder, partial):
+        shutil.rmtree(place, ignore_errors=True)
+    pipeline.save_pretrained(partial)
+    partial.rename(folder)

@@ -25,6 +25,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.run import run_folder
+from rewards.base import find as find_reward
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -59,9 +60,9 @@ class Trainer:
     ):
         """Check a configuration; nothing is loaded.
 
-        A pipeline and lists of prompts are written to the folder NAME-inputs beside the run's, from where the run reads
-        them. A reward is a name or a map as in a config, or a function of samples and prompts that a notebook or a module
-        defines.
+        A pipeline and lists of prompts are then written to the folder NAME-inputs beside the run's, from where the run
+        reads them. A reward is a name or a map as in a config, or a function of samples and prompts that a notebook or a
+        module defines.
 
         Args:
             pipeline: a pipeline of diffusers, a folder, a hub id, or a built-in model.
@@ -72,7 +73,7 @@ class Trainer:
             sections: the sections of a config: `train={"iterations": 4}`, `model={"lora": {"rank": 8}}`. `eval_rewards`
                 takes what `rewards` takes.
 
-        Raises InputError if something is wrong.
+        Raises InputError if something is wrong, RewardError if there is no such reward. Nothing is written then.
         """
         kind = detect_kind(str(pipeline)) if isinstance(pipeline, str | Path) else "flow"
         given.check_sections(sections, config.CONFIGS[kind]())
@@ -81,16 +82,23 @@ class Trainer:
         written: dict[str, Any] = {**sections, "run": run, **{key: given.uses_of(told) for key, told in uses.items()}}
         if preset is not None:
             written["algorithm"] = {"preset": preset, **sections.get("algorithm", {})}
-        folder = Path(run.get("dir", "runs")) / run["name"]
-        inputs, begun = folder.with_name(f"{folder.name}-inputs"), run_folder.is_begun(folder)
-        held_out = prompts if eval_prompts is None else eval_prompts
-        written["prompts"] = {
-            "train": given.keep_prompts(prompts, inputs, "prompts"),
-            "eval": given.keep_prompts(held_out, inputs, "prompts" if eval_prompts is None else "eval_prompts"),
-        }
-        path = given.keep_pipeline(pipeline, inputs / given.PIPELINE, begun=begun)
-        written |= {"kind": kind, "model": {**sections.get("model", {}), "path": path}}
+        folder = Path(str(run.get("dir", "runs"))) / str(run["name"])
+        inputs = folder.with_name(f"{folder.name}-inputs")
+        of_train = given.read_prompts(prompts, inputs, "prompts")
+        of_eval = of_train if eval_prompts is None else given.read_prompts(eval_prompts, inputs, "eval_prompts")
+        written["prompts"] = {"train": of_train[0], "eval": of_eval[0]}
+        path, is_path = inputs / given.PIPELINE, isinstance(pipeline, str | Path)
+        if not is_path:
+            given.check_pipeline(pipeline)
+        written |= {"kind": kind, "model": {**sections.get("model", {}), "path": str(pipeline if is_path else path)}}
         self.settings: RunConfig = config.validate(written)
+        for use in (*self.settings.rewards, *self.settings.eval_rewards):
+            find_reward(use.use)
+        for source, text in (of_train, of_eval):
+            if text is not None:
+                given.write_table(Path(source), text)
+        if not is_path and not (run_folder.is_begun(folder) and path.is_dir()):
+            given.save_pipeline(pipeline, path)
         self.metrics: list[dict[str, Any]] = []
         self._source: Path | None = None
 

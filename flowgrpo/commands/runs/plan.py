@@ -22,7 +22,11 @@ from flowgrpo.training.distributed import gpu_layout
 from flowgrpo.training.planning import gpu_scaling, memory_budget
 from flowgrpo.training.planning.gpu_types import find_gpu
 from flowgrpo.training.planning.iteration_cost import FIXED
+from flowgrpo.training.reports.progress import open_display
+from flowgrpo.training.run.phases import phase
 from flowgrpo.training.weights import sharding
+
+FIRST = 3.0  # seconds before the first progress line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,8 @@ def show(
         engines.check(settings)
     planned = kind.plan.plan(settings)
     if gpu_memory is not None or machines is not None:
-        planned |= _measure(settings, planned, gpu_memory, machines)
+        with open_display(first=FIRST), phase("planning"):
+            planned |= _measure(settings, planned, gpu_memory, machines)
     if form == "json":
         print_json(planned)
         return planned

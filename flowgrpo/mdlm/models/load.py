@@ -170,7 +170,8 @@ def check_files(path: str, variant: str | None = None, *, or_configs: bool = Fal
 
 def config_of(place: str) -> dict[str, Any]:
     """Return the config.json of a folder or hub id; {} if there is none."""
-    return transformers.PreTrainedConfig.get_config_dict(place)[0]
+    with hub.cache_if_unreachable(place):
+        return transformers.PreTrainedConfig.get_config_dict(place)[0]
 
 
 def block_size_of(path: str, attention: Attention | None, block_size: int | None) -> int | None:
@@ -204,7 +205,8 @@ def load_adapter(predictor: MaskPredictor, folder: Path) -> None:
 def _one_sentence(path: str, lacks: str | None, config: dict[str, Any], trust_remote_code: bool) -> Iterator[None]:
     """Turn errors of a model's own code, or of incomplete files, into an InputError of one sentence."""
     try:
-        yield
+        with hub.cache_if_unreachable(embedded.place_of(path)):
+            yield
     except InputError:
         raise
     except Exception as error:

@@ -137,7 +137,7 @@ def local_place(place: str) -> str:
 def one_sentence(path: str, key: str = "model.path") -> Iterator[None]:
     """Return a context that turns errors of loading, except out of memory, into one sentence that begins with `key`."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), hub.cache_if_unreachable(place_of(path)):
             warnings.filterwarnings("ignore", "The `local_dir_use_symlinks` argument")  # diffusers passes it
             yield
     except InputError:

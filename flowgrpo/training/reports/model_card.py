@@ -18,6 +18,7 @@ from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.model_files.hub_files import HUB_ID
 from flowgrpo.training.reports.markdown import escape, fence, span, table_row
 from flowgrpo.training.run.run_files import read_manifest, read_metrics
+from rewards.models import hub
 
 HUB = "https://huggingface.co"
 KEYS = ("license", "license_name", "license_link")
@@ -182,7 +183,8 @@ def _card_text(path: str) -> str:
         import huggingface_hub
 
         try:
-            file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
+            with hub.cache_if_unreachable(path):
+                file = Path(huggingface_hub.hf_hub_download(path, "README.md", etag_timeout=SECONDS))
         except Exception:  # no card, no access, no network
             return ""
     try:

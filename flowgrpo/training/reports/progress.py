@@ -22,15 +22,15 @@ LOADING = "loading"  # phase without a live line, since libraries may show downl
 
 
 class Display:
-    """A display of the current phase: a live line, or without a terminal a printed line every `every` seconds."""
+    """A display of the current phase: a live line, or without a terminal a line after `first` and each `every` seconds."""
 
-    def __init__(self, console: Console, every: float = EVERY):
+    def __init__(self, console: Console, every: float = EVERY, first: float | None = None):
         self.console, self.every = console, every
         self.interactive = console.is_terminal and not console.is_dumb_terminal
         self.step = self.numbers = ""  # words about the run, shown before and after the phase
         self.left: Callable[[], float | None] = lambda: None  # returns the seconds until the end of the run
         self._live: Live | None = None
-        self._said = phases.clock()
+        self._said = phases.clock() - (0.0 if first is None else every - first)
         self._loading: Phase | None = None
         self._first: str | None = None
         self._closed = threading.Event()
@@ -114,12 +114,12 @@ _shown: list[Display] = []
 
 
 @contextmanager
-def open_display(main: bool = True) -> Iterator[Display]:
-    """Yield the display of this process: the open one, or else a new one, which prints only if `main`."""
+def open_display(main: bool = True, first: float | None = None) -> Iterator[Display]:
+    """Yield the display of this process: the open one, or else a new one, which prints only if `main`; see `Display`."""
     if _shown:
         yield _shown[-1]
         return
-    with Display(Console(stderr=True, quiet=not main)) as display, phases.watch(display.changed):
+    with Display(Console(stderr=True, quiet=not main), first=first) as display, phases.watch(display.changed):
         _shown.append(display)
         try:
             yield display

@@ -51,6 +51,11 @@ def test_a_file_that_is_missing_or_wrong_is_one_sentence(tmp_path, name, content
         prompts.load(str(tmp_path / name))
 
 
+def test_where_no_file_is_near_a_missing_one_is_to_be_written(tmp_path):
+    with pytest.raises(InputError, match=r"prompts.txt; write it, or take a built-in set such as shapes:train$"):
+        prompts.load(str(tmp_path / "prompts.txt"))
+
+
 def test_iterations_walk_through_shuffled_passes():
     drawn = [shuffle(10, 4, 0, i) for i in range(5)]
     flat = [place for places in drawn for place in places]

@@ -1,6 +1,9 @@
 """What is said of a reward's model, a language model or a data set that the hub does not give."""
 
+import socket
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import httpx2 as httpx
@@ -11,6 +14,7 @@ from huggingface_hub import constants, errors
 import rewards
 from flowgrpo.data import prompts
 from flowgrpo.errors import InputError
+from flowgrpo.flow.pipeline.loading import load as pipelines
 from flowgrpo.mdlm.models import load as loading
 from rewards import RewardError
 from rewards.models import hub
@@ -53,6 +57,7 @@ def test_whatever_needs_the_hub_says_why_it_has_nothing(monkeypatch, below, said
     """A reward, GenEval, a language model and its tokenizer, and prompts of a data set."""
     from rewards.objects import detectors
 
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
     reward = rewards.load("clip_score", options={"path": "someone/something"}).function
     geneval = rewards.load("geneval", options={"detector": "someone/something", "device": "cpu"}).function
     monkeypatch.setattr(reward, "_load", raising(below), raising=False)
@@ -83,23 +88,71 @@ def test_a_data_set_is_downloaded_by_another_command_a_tag_by_none_and_other_rea
     assert hub.explain_failure(ValueError("no"), "owner/name", "") is None
 
 
-def test_the_hub_is_asked_once_whether_it_answers(monkeypatch):
-    asked = []
-
-    def head(place, timeout):
-        asked.append(place)
-        raise httpx.ConnectError("no")
-
-    monkeypatch.setattr(httpx, "head", head)
+@pytest.fixture
+def hub_at(monkeypatch):
+    """Let a socket that accepts connections be the hub, and forget before and after whether it answered."""
     hub.is_reachable.cache_clear()
-    try:
-        assert not hub.can_load("someone/something", "config.json")
-        assert not hub.can_load("someone/else", "config.json")
-        assert asked == [constants.ENDPOINT]
-    finally:
-        hub.is_reachable.cache_clear()
-    monkeypatch.setattr(hub, "is_reachable", lambda: True)
-    assert hub.can_load("someone/something", "config.json")
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield server
+    hub.is_reachable.cache_clear()
+
+
+def test_the_hub_is_asked_once_whether_it_answers(hub_at, monkeypatch):
+    hub_at.close()
+    assert not hub.can_load("someone/something", "config.json")
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: pytest.fail("asked again"))
+    assert not hub.can_load("someone/else", "config.json")
+
+
+def test_a_hub_that_is_silent_is_not_waited_for(hub_at):
+    before = time.monotonic()
+    assert not hub.is_reachable()
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("status", [200, 404, 503])
+def test_a_hub_that_answers_is_reached(hub_at, status):
+    answer = f"HTTP/1.1 {status} any\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+    def serve():
+        connection, _ = hub_at.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer.encode())
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert hub.is_reachable()
+    server.join()
+    with hub.cache_if_unreachable("someone/something"):
+        assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize("load", [pipelines.index_of, loading.model_paths])
+def test_a_model_of_an_unreachable_hub_is_refused_without_a_second_try(monkeypatch, capfd, load):
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("tried again"))
+    with pytest.raises(InputError, match=UNREACHED):
+        load("someone/something")
+    assert capfd.readouterr() == ("", "")
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_a_context_in_another_tells_an_unreachable_hub_from_one_that_must_not_be_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+
+    def said():
+        with hub.cache_if_unreachable("someone/something"), hub.cache_if_unreachable("someone/else"):
+            assert constants.HF_HUB_OFFLINE
+            return hub.explain_failure(ConnectionError("no"), "someone/something", "")
+
+    assert "it cannot be reached" in said()
+    with hub.cache_if_unreachable(str(tmp_path)):
+        assert not constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set" in said()
 
 
 def test_what_is_in_the_cache_may_be_given_without_the_hub(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from runs import CALL
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands.evaluations import evaluating
 
 OVERRIDES = [f"model.call.{key}={value}" for key, value in CALL.items()]
 REDNESS = "./mine.py:redness"
@@ -168,6 +169,9 @@ def test_further_rewards_and_other_categories_take_the_samples_that_are_there(ow
 def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
     words, form = ["evaluate", "runs/t"], ("--format", "json")
     found = printed(*words, *form)
+    assert evaluating.OWN in printed(*words)
+    assert evaluating.OWN not in printed(*words, "--set", "set.jsonl", "--out", "d")
+    assert refused("evaluate", "runs/s").endswith("a file of prompts; there is no run runs/s, did you mean 'runs/t'?")
     assert (found["set"], list(found["rewards"])) == (config.of_run(Path("runs/t")).prompts.eval, ["redness"])
     ours = printed(*words, "--set", "set.jsonl", "--out", "e", *form)
     assert (ours["set"], ours["n"], list(ours["rewards"])) == ("set.jsonl", 4, ["redness"])

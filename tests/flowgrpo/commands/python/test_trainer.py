@@ -183,7 +183,7 @@ def test_a_single_reward_needs_no_list(trainer):
 
 def test_a_text_model(trainer):
     door = flowgrpo.Trainer(
-        "digits", rewards=["digits"], prompts=["1 + 1 ="], preset="diffu_grpo", name="text",
+        "digits", rewards=["arithmetic"], prompts=["1 + 1 ="], preset="diffu_grpo", name="text",
         train={"groups": 1, "group_size": 2, "updates": 1, "iterations": 1},
     )  # fmt: skip
     (text,) = door.sample(["1 + 1 ="])
@@ -215,9 +215,11 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
         ({"pipeline": "shape"}, "did you mean 'shapes'"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=sentence):
-            trainer(**arguments)
-    with pytest.raises(RewardError, match="there is no reward 'shape'"):
-        trainer(rewards=["shape"]).plan() and trainer(rewards=["shape"]).train()
+            trainer(**{"prompts": ["a red circle"], "pipeline": tiny.sd3(), **arguments})
+    for key in ("rewards", "eval_rewards"):
+        with pytest.raises(RewardError, match="there is no reward 'shape'"):
+            trainer(prompts=["a red circle"], **{key: ["shape"]})
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="^pipeline: several processes would save it"):
         trainer(tiny.sd3())

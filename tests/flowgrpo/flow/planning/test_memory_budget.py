@@ -8,6 +8,7 @@ import torch
 
 from flowgrpo import config
 from flowgrpo.cli import main
+from flowgrpo.commands.runs import plan as plan_command
 from flowgrpo.flow.pipeline.loading import meta_pipeline
 from flowgrpo.flow.planning.memory_budget import FlowBudget
 from flowgrpo.flow.planning.memory_trace import Sampling, Trial
@@ -269,9 +270,12 @@ def test_what_a_copy_of_drafts_does_not_go_with_is_not_offered():
 
 
 @pytest.mark.usefixtures("kept_trials")
-def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, capsys):
+def test_plan_says_whether_a_run_fits_and_what_to_set(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(plan_command, "FIRST", 0.0)
     assert main(["plan", "tiny.yaml", "--gpu-memory", "2", "--format", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)["gpu"]
+    shown = capsys.readouterr()
+    assert shown.err == "planning\n"
+    found = json.loads(shown.out)["gpu"]
     assert found["fits"]
     assert [phase["phase"] for phase in found["phases"]] == ["encode", "rollout", "decode", "reward", "update"]
     assert found["phases"][4]["rows"] == 4

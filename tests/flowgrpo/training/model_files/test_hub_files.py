@@ -39,6 +39,7 @@ def load(below):
 )
 def test_why_a_model_is_not_there_is_found_below_what_libraries_raise(below, said, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("rewards.models.hub.is_reachable", lambda: True)
     with (
         pytest.raises(InputError, match=f"^model.path: someone/something.*{said}"),
         hub_files.one_sentence("someone/something"),

@@ -97,6 +97,15 @@ def test_where_there_is_no_terminal_a_line_is_printed_at_most_every_half_minute(
     assert not any(ord(letter) < 32 for line in lines(display) for letter in line)
 
 
+def test_a_first_line_may_come_earlier_than_the_others(clock):
+    display = Display(Console(file=io.StringIO(), width=200), first=3)
+    with phases.watch(display.changed), phase("planning"):
+        for _ in range(40):
+            clock.now += 1
+            display.tell()
+    assert lines(display) == ["planning 0:03", "planning 0:33"]
+
+
 def test_what_comes_first_waits_in_a_log_for_what_comes_next_which_counts_as_a_line(clock, display):
     display.begin("run      runs/demo")
     assert lines(display) == []
