@@ -3,7 +3,8 @@
     python research/bench_door.py [--repeats 5]
 
 Each figure is the smallest of the repeats, which run in separate processes; peak memory is resident. Run it from the
-repository's root, since it reads `configs`. A run ends at its first rollout, after an evaluation of few prompts.
+repository's root, since it reads `configs`. A run ends at its first rollout, after an evaluation of few prompts. Python
+stores bytecode even if PYTHONDONTWRITEBYTECODE is set, so that only the first repeat compiles this package.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def measured(arguments: list[str]) -> tuple[float, float, float]:
     root = Path.cwd()
     program = ["-c", TO_FIRST_ROLLOUT] if arguments[0] == "train" else ["-m", "flowgrpo"]
     words = [str(root / word) if word.startswith("configs/") else word for word in arguments]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryDirectory() as folder:  # a run writes its own folder there
         started = time.perf_counter()
         process = subprocess.Popen(

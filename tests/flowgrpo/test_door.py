@@ -42,17 +42,21 @@ def asked(*commands):
     return json.loads(run.stdout.splitlines()[-1])
 
 
-# Each task in a fork of one process that has imported what both take.
+# Each task, and the import of its model's class alone, in a fork of one process that has imported what all of them take.
 BEGUN = """
-import json, os, sys
-import accelerate, peft, torch, transformers
+import importlib, json, os, sys
+import accelerate, torch, transformers
 from flowgrpo.cli import main
 from flowgrpo.training.loop import Loop
-def run(self):
+def end(self):
     print("\\n" + json.dumps(sorted(sys.modules)), flush=True)
     os._exit(0)
-Loop.run = run
-for config in sys.argv[1:]:
+Loop.run = end
+for library, name, config in json.loads(sys.argv[1]):
+    if not os.fork():
+        getattr(importlib.import_module(library), name)
+        end(None)
+    os.wait()
     if not os.fork():
         os._exit(main(["train", config, "run.processes=1"]) or 1)
     os.wait()
@@ -151,21 +155,39 @@ def test_refusing_imports_nothing_that_computes():
     assert not set(HEAVY) & set(found["modules"])
 
 
-def test_a_run_begins_without_what_it_does_not_use(tmp_path):
-    """Up to its first sample a run has imported neither the other wing nor what writes pages and sounds."""
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Of each task, the modules imported by its model's class, and by a run up to its first sample."""
+    tasks = [("diffusers", "StableDiffusion3Pipeline", "shapes"), ("transformers", "LlamaForCausalLM", "mdlm")]
+    arguments = [(library, name, str(ROOT / "configs" / f"{config}.yaml")) for library, name, config in tasks]
     run = subprocess.run(
-        [sys.executable, "-c", BEGUN, *(str(ROOT / "configs" / f"{task}.yaml") for task in ("shapes", "mdlm"))],
+        [sys.executable, "-c", BEGUN, json.dumps(arguments)],
         capture_output=True,
         text=True,
         check=True,
-        cwd=tmp_path,
+        cwd=tmp_path_factory.mktemp("begun"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    shapes, mdlm = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("["))
-    for modules, other, absent in ((shapes, "flowgrpo.mdlm", "scipy.io.wavfile"), (mdlm, "flowgrpo.flow", "diffusers")):
-        assert "flowgrpo.training.loop" in modules
-        assert not [name for name in modules if name.startswith((other, "flowgrpo.commands.page_parts"))]
-        assert absent not in modules
+    pictures, shapes, language, mdlm = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("["))
+    return {"shapes": (pictures, shapes), "mdlm": (language, mdlm)}
+
+
+@pytest.mark.parametrize(
+    ("task", "others"),
+    [("shapes", ["flowgrpo.mdlm", "scipy.io.wavfile"]), ("mdlm", ["flowgrpo.flow", "diffusers", "peft"])],
+)
+def test_a_run_begins_without_what_it_does_not_use(begun, task, others):
+    """Up to its first sample a run has imported neither the other wing nor what writes pages and sounds."""
+    _, modules = begun[task]
+    assert "flowgrpo.training.loop" in modules
+    assert not [name for name in modules if name.startswith((*others, "flowgrpo.commands.page_parts"))]
+
+
+@pytest.mark.parametrize("task", ["shapes", "mdlm"])
+def test_a_run_imports_no_library_that_its_model_does_not(begun, task):
+    of_model, of_run = ({name.partition(".")[0] for name in modules} for modules in begun[task])
+    own = {"flowgrpo", "rewards", "samplers"}
+    assert of_run - of_model - sys.stdlib_module_names <= own | {"onnxruntime"}  # by the loading of every pipeline
 
 
 def test_the_scheduler_is_imported_by_who_asks_for_it():
