@@ -38,7 +38,7 @@ class CannotCapture(Exception):
     """The reason why a call has no graph."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Graph:
     """A captured call.
 
@@ -138,7 +138,8 @@ class CapturedCalls:
             raise CannotCapture(f"cannot be captured ({str(error).splitlines()[0]})") from error
         for leaf in tree_leaves(outputs):
             _outline(leaf)  # raises for one that cannot be copied
-        return Graph(inputs, outputs, replay, [*reads.outside.values(), *_modules(network)])
+        held = [*reads.outside.values(), *_modules(network)]
+        return Graph(inputs=inputs, outputs=outputs, replay=replay, held=held)
 
 
 class _Reads(TorchDispatchMode):
