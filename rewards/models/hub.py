@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from rewards.base import nearest
+
 _given: list[bool] = []  # HF_HUB_OFFLINE before each open context of `cache_if_unreachable`
 
 
@@ -61,6 +63,7 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
     """Return why a download from the hub failed, to follow `name` in a sentence; None if the error has another cause.
 
     Libraries wrap the hub's errors, so the whole chain of causes is searched. `instead` says how to do without the hub.
+    Where `name` begins with a local folder, the nearest entry of that folder is named.
     """
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants, errors
@@ -75,12 +78,16 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
     if has(errors.GatedRepoError):
         kind = "its terms" if dataset else "its licence"
         return f"is gated: accept {kind} on its page at the model hub, then log in with `hf auth login` or set HF_TOKEN"
+    unreached = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError)
+    if not has(errors.RepositoryNotFoundError, *unreached):
+        return None
+    folder = Path(name).parent
+    if "/" in name and folder.is_dir() and (beside := sorted(path.name for path in folder.iterdir())):
+        return f"is not in the folder {folder}, {nearest(Path(name).name, beside)}"
     if has(errors.RepositoryNotFoundError):
         return "is not at the model hub, or is private: check the name, or log in with `hf auth login` or set HF_TOKEN"
-    if has(errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError):
-        cause = "HF_HUB_OFFLINE is set" if (*_given, constants.HF_HUB_OFFLINE)[0] else "it cannot be reached"
-        command = f"hf download {'--repo-type dataset ' if dataset else ''}{name}"
-        once = f"download it once with `{command}`, or " if "/" in name else ""
-        lack = f"{cause}, and the cache lacks it or a part of it"
-        return f"could not be loaded from the model hub: {lack}; {once}{instead}"
-    return None
+    cause = "HF_HUB_OFFLINE is set" if (*_given, constants.HF_HUB_OFFLINE)[0] else "it cannot be reached"
+    command = f"hf download {'--repo-type dataset ' if dataset else ''}{name}"
+    once = f"download it once with `{command}`, or " if "/" in name else ""
+    lack = f"{cause}, and the cache lacks it or a part of it"
+    return f"could not be loaded from the model hub: {lack}; {once}{instead}"

@@ -88,6 +88,14 @@ def test_a_data_set_is_downloaded_by_another_command_a_tag_by_none_and_other_rea
     assert hub.explain_failure(ValueError("no"), "owner/name", "") is None
 
 
+def test_a_mistyped_folder_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("redder", "bluer"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    said = hub.explain_failure(ConnectionError("no"), "runs/reder", "set model.path to a folder")
+    assert said == "is not in the folder runs, did you mean 'redder'?"
+
+
 @pytest.fixture
 def hub_at(monkeypatch):
     """Let a socket that accepts connections be the hub, and forget before and after whether it answered."""
