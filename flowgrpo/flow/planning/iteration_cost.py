@@ -17,13 +17,16 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     """Return the work of an iteration, from the operations measured in `budget` and the counts in the plan `planned`."""
     config, sampling = budget.config, budget.trial.rollout
     train, evaluating, g = config.train, budget.trial.evaluate or sampling, planned["geometry"]
-    evaluations = planned["model_evaluations"]["rollout"] / (g["samples"] * g["guidance_branches"])
+    rolled_out = planned["model_evaluations"]["rollout"] / g["guidance_branches"]
+    evaluations = rolled_out / g["samples"]
+    # Steps that keep their graphs for the update are not captured.
+    captured = (1 - sum(budget.graphs) / rolled_out) * config.model.cuda_graphs
     iteration = work_of(
         budget,
         planned,
-        rollout=_step(sampling, captured=config.model.cuda_graphs),
+        rollout=_step(sampling, captured=captured),
         update=_step(sampling),
-        evaluate=_step(evaluating, captured=config.model.cuda_graphs),
+        evaluate=_step(evaluating, captured=float(config.model.cuda_graphs)),
         parts=train.updates,
         numbers=round(evaluations) + 2 * len(config.rewards) + 2,
     )
@@ -49,6 +52,7 @@ def work(budget: FlowBudget, planned: dict[str, Any]) -> Work:
     return replace(iteration, calls=calls)
 
 
-def _step(sampling: Sampling, *, captured: bool = False) -> Forward:
-    launches = sampling.calls if captured else sampling.launches
+def _step(sampling: Sampling, *, captured: float = 0.0) -> Forward:
+    """Return the work of a step, of whose calls the share `captured` is launched at once (`model.cuda_graphs`)."""
+    launches = round(captured * sampling.calls + (1 - captured) * sampling.launches)
     return Forward(operations=sampling.operations, launches=launches, networks=sampling.calls)

@@ -1,18 +1,19 @@
 """Calls of a network without a gradient as CUDA graphs, for models whose kernels take less time than their launches.
 
 A captured call is replayed by one launch. It runs the same kernels on the same numbers, so the log-probability of a
-rollout stays that of its update. A graph reads fixed addresses. So each shape of the inputs has its own graph, as has each
-set of weights and adapters (trained, averaged, reference). A call is computed as it is at first; the second of its kind is
-captured; the third is computed both ways, and graphs are used from then on if the two are equal to the bit. A network that
-cannot be captured, or whose graph differs, computes without graphs, and a warning says why.
+rollout stays that of its update. A graph reads fixed addresses and repeats what the host knew. So each kind of call has its
+own graph: shapes and plain arguments, and a set of weights and adapters (trained, averaged, reference). The first call of a
+kind is computed as it is; the second is examined and captured; the third is computed both ways, and graphs are used from
+then on if the two are equal to the bit. A network that keeps something from call to call, computes with tensors of the host
+or asks for a number has no graph. It computes without, and a warning says why.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,10 @@ from flowgrpo.errors import InputError
 Function = Callable[..., Any]
 Capture = Callable[[Function], tuple[Any, Callable[[], None]]]  # calls once; returns the outputs, and how to replay
 KEY = "model.cuda_graphs"
-GRAPHS = 32  # of all networks; the graph that was used longest ago is dropped for another
+GRAPHS = 32  # of all networks; calls of further kinds are made as they are
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+ATEN = torch.ops.aten
+ASKING = (ATEN._local_scalar_dense.default, ATEN.nonzero.default, ATEN.equal.default)  # the host waits for their result
 
 LOGGER = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class Graph:
         inputs: the tensors that it reads its arguments from.
         outputs: the tree with the tensors that it writes.
         replay: computes `outputs` from `inputs`.
-        held: what it reads besides, kept alive.
+        held: the layers, and other tensors that it reads, kept alive.
         checked: whether a replay was compared with a call.
     """
 
@@ -75,8 +78,9 @@ class CapturedCalls:
 
     def __init__(self, networks: Iterable[torch.nn.Module], capture: Capture | None = None):
         self._capture = capture or cuda_graphs()
-        self._graphs: OrderedDict[Hashable, Graph | None] = OrderedDict()  # None: such a call was made once
-        self.on = True
+        self._seen: set[int] = set()  # hashes of the kinds of calls
+        self._graphs: dict[Hashable, Graph] = {}
+        self.on, self._full = True, False
         for network in networks:
             if network._compiled_call_impl is not None:
                 raise InputError(f"{KEY}: {type(network).__name__} is compiled as a whole; set model.compile=false")
@@ -85,35 +89,37 @@ class CapturedCalls:
     @property
     def replays(self) -> bool:
         """Whether there are graphs that were found equal to their calls."""
-        return self.on and any(graph is not None and graph.checked for graph in self._graphs.values())
+        return any(graph.checked for graph in self._graphs.values())
 
     def give_up(self, why: str) -> bool:
         """Free all graphs and make no others; warn with the reason. Return False if there were none to free."""
-        freed, self.on = self.on and any(self._graphs.values()), False
+        freed = bool(self._graphs)
         self._graphs.clear()
-        LOGGER.warning("%s: calls are made without graphs from here on, because %s", KEY, why)
+        if self.on:
+            LOGGER.warning("%s: calls are made without graphs from here on, because %s", KEY, why)
+        self.on = False
         return freed
 
     def _captured(self, network: torch.nn.Module, call: Function) -> Function:
+        layers = Layers(network)
+
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self.on or torch.is_grad_enabled():
                 return call(*args, **kwargs)
-            leaves, tree = tree_flatten((args, kwargs))
             try:
-                key = (tree, *map(_outline, leaves), *_state(network))
+                leaves, tree = tree_flatten((args, kwargs))
+                key = (tree, *map(_outline, leaves), *layers.state())
                 graph = self._graphs.get(key)
                 if graph is None:
-                    if key in self._graphs:
-                        self._graphs[key] = self._graph(network, call, leaves, tree)
-                    else:
-                        self._keep(key)
+                    if self._is_due(hash(key)):
+                        self._graphs[key] = self._graph(layers, call, leaves, tree)
                     return call(*args, **kwargs)
-                self._graphs.move_to_end(key)
                 made = graph.run(_tensors(leaves))
                 if not graph.checked:
-                    graph.checked, replayed, made = True, made, call(*args, **kwargs)
+                    replayed, made = made, call(*args, **kwargs)
                     _check_equal(replayed, made)
+                    graph.checked = True
                 return made
             except CannotCapture as error:
                 self.give_up(f"{type(network).__name__} {error}")
@@ -121,56 +127,114 @@ class CapturedCalls:
 
         return run
 
-    def _keep(self, key: Hashable) -> None:
-        if len(self._graphs) == GRAPHS:
-            self._graphs.popitem(last=False)
-        self._graphs[key] = None
+    def _is_due(self, kind: int) -> bool:
+        """Return whether a kind of call that has no graph gets one: when it comes a second time and there is room."""
+        if kind not in self._seen:
+            self._seen.add(kind)
+            return False
+        if len(self._graphs) < GRAPHS:
+            return True
+        if not self._full:
+            LOGGER.warning("%s: %d kinds of calls have graphs, the others are made without", KEY, GRAPHS)
+        self._full = True
+        return False
 
-    def _graph(self, network: torch.nn.Module, call: Function, leaves: Sequence[Any], tree: TreeSpec) -> Graph:
+    def _graph(self, layers: Layers, call: Function, leaves: Sequence[Any], tree: TreeSpec) -> Graph:
         inputs = [leaf.clone() for leaf in _tensors(leaves)]
         rest = iter(inputs)
         args, kwargs = tree_unflatten([next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], tree)
         try:
-            with _Reads(inputs) as reads:
+            with layers.unchanged(), Examination(layers.tensors()[0].device) as examined:
                 call(*args, **kwargs)
             outputs, replay = self._capture(lambda: call(*args, **kwargs))
         except RuntimeError as error:  # of CUDA, out of memory among them
-            raise CannotCapture(f"cannot be captured ({str(error).splitlines()[0]})") from error
+            cause: BaseException = error
+            while cause.__context__ is not None:  # leaving a failed capture raises another error
+                cause = cause.__context__
+            raise CannotCapture(f"cannot be captured ({str(cause).partition(chr(10))[0]})") from error
         for leaf in tree_leaves(outputs):
             _outline(leaf)  # raises for one that cannot be copied
-        held = [*reads.outside.values(), *_modules(network)]
-        return Graph(inputs=inputs, outputs=outputs, replay=replay, held=held)
+        own = {_reference(tensor).cdata for tensor in layers.tensors()}  # may be replaced, since calls look at them
+        held = [storage for number, storage in examined.outside.items() if number not in own]
+        return Graph(inputs=inputs, outputs=outputs, replay=replay, held=[*held, *layers.modules])
 
 
-class _Reads(TorchDispatchMode):
-    """Notes the storages that operations read and none of them made; raises CannotCapture if one of these is written."""
+class Layers:
+    """A network's layers and tensors, which are looked through before each call."""
 
-    def __init__(self, inputs: Iterable[torch.Tensor]):
+    def __init__(self, network: torch.nn.Module):
+        self._network = network
+        self._list()
+
+    def _list(self) -> None:
+        self.modules = list(self._network.modules())
+        self._children = [module._modules for module in self.modules if module._modules]
+        self._held = [each for m in self.modules for each in (m._parameters, m._buffers) if each]
+        self._adapters: list[Any] = [module for module in self.modules if isinstance(module, BaseTunerLayer)]
+        self._ids = self._identify()
+
+    def _identify(self) -> tuple[int, ...]:
+        return tuple(id(child) for children in self._children for child in children.values())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the network's parameters and buffers."""
+        return [tensor for held in self._held for tensor in held.values() if tensor is not None]
+
+    def state(self) -> Iterator[Hashable]:
+        """Yield what changes if the network has other layers, weights or adapters than before."""
+        if self._identify() != self._ids:
+            self._list()
+        yield self._ids
+        yield self._network.training
+        yield tuple(0 if tensor is None else tensor.data_ptr() for held in self._held for tensor in held.values())
+        for layer in self._adapters:
+            yield (layer.disable_adapters, layer.merged, *layer.active_adapters, *layer.scaling.values())
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Return a context at whose exit each layer must have the attributes of before; else it raises CannotCapture."""
+        before = [dict(vars(module)) for module in self.modules]
+        yield
+        for module, attributes in zip(self.modules, before, strict=True):
+            for name, value in vars(module).items():
+                if attributes.get(name) is not value:
+                    raise CannotCapture(f"keeps {name} of {type(module).__name__} from call to call")
+
+
+class Examination(TorchDispatchMode):
+    """A look at the operations of a call on `device`. Raises CannotCapture for one that a graph would not repeat.
+
+    Attributes:
+        outside: the storages that operations read and none of them made.
+    """
+
+    def __init__(self, device: torch.device):
         super().__init__()
         self.outside: dict[int, torch.UntypedStorage] = {}
-        self._made = {
-            ref.cdata: ref for ref in map(_reference, inputs)
-        }  # a reference keeps its number from being reused
+        self._device = device
+        self._made: dict[int, StorageWeakRef] = {}  # a reference keeps its number from being reused
 
     @override
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        written = [
-            tensor
-            for schema, value in zip(function._schema.arguments, args, strict=False)
-            if schema.alias_info is not None and schema.alias_info.is_write
-            for tensor in _tensors(tree_leaves(value))
-        ]
-        if any(_reference(tensor).cdata not in self._made for tensor in written):
-            raise CannotCapture(f"changes a tensor that it keeps, by {function}")
-        for tensor in _tensors(tree_leaves((args, kwargs))):
+        kwargs = kwargs or {}
+        if function in ASKING:
+            raise CannotCapture(f"asks for a number, by {function}")
+        for place, argument in enumerate(function._schema.arguments):
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(tree_leaves(value)):
+                    if _reference(tensor).cdata not in self._made:
+                        raise CannotCapture(f"changes a tensor that it did not make, by {function}")
+        made = function(*args, **kwargs)
+        given, results = (_tensors(tree_leaves(each)) for each in ((args, kwargs), made))
+        if any(tensor.device != self._device for tensor in (*given, *results)):
+            raise CannotCapture(f"computes with a tensor that is not on {self._device}, by {function}")
+        for tensor in given:
             if (ref := _reference(tensor)).cdata not in self._made:
                 self.outside[ref.cdata] = tensor.untyped_storage()
-        self._made |= {
-            ref.cdata: ref for ref in map(_reference, _tensors(tree_leaves(made))) if ref.cdata not in self.outside
-        }
+        self._made |= {ref.cdata: ref for ref in map(_reference, results) if ref.cdata not in self.outside}
         return made
 
 
@@ -199,28 +263,6 @@ def _outline(leaf: Any) -> Hashable:
     raise CannotCapture(f"takes or returns an object of type {type(leaf).__name__}")
 
 
-def _state(network: torch.nn.Module) -> Iterator[Hashable]:
-    """Yield what changes if a network has other weights, layers or adapters than before."""
-    for module in _modules(network):
-        yield id(module)
-        yield module._compiled_call_impl is None
-        for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                yield None if tensor is None else tensor.data_ptr()
-        if isinstance(module, BaseTunerLayer):
-            layer: Any = module
-            yield (layer.disable_adapters, *layer.active_adapters, *layer.scaling.values())
-
-
-def _modules(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield a network and all its layers, in less time than `modules`, which leaves out repeated ones."""
-    rest = [network]
-    while rest:
-        module = rest.pop()
-        yield module
-        rest += [layer for layer in module._modules.values() if layer is not None]
-
-
 def _tensors(leaves: Iterable[Any]) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
@@ -230,6 +272,10 @@ def _reference(tensor: torch.Tensor) -> StorageWeakRef:
 
 
 def _check_equal(replayed: Any, made: Any) -> None:
-    pairs = zip(_tensors(tree_leaves(replayed)), _tensors(tree_leaves(made)), strict=True)
-    if not all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs):
-        raise CannotCapture("has other values in its graph than in its calls")
+    """Raise CannotCapture unless two results are equal to the bit, strides and plain values too."""
+    for one, other in zip(tree_leaves(replayed), tree_leaves(made), strict=True):
+        equal = _outline(one) == _outline(other)
+        if equal and isinstance(one, torch.Tensor):
+            equal = torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+        if not equal:
+            raise CannotCapture("has other values in its graph than in its calls")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
+from torch.utils.checkpoint import checkpoint
 
 from flowgrpo.errors import InputError
 
@@ -25,7 +27,8 @@ def checkpoint_gradients(modules: Iterable[ModelMixin]) -> None:
             raise InputError(
                 f"model.gradient_checkpointing: {type(module).__name__} does not support it, set it to false"
             )
-        module.enable_gradient_checkpointing()
+        # Networks draw no random numbers, whose state cannot be asked for while a call is captured.
+        module.enable_gradient_checkpointing(partial(checkpoint, use_reentrant=False, preserve_rng_state=False))
 
 
 def tile(pipe: DiffusionPipeline) -> None:

@@ -17,7 +17,7 @@ def test_the_update_on_final_samples_has_as_many_calls_of_each_size_as_its_plan(
     sampling = SimpleNamespace(operations=1, launches=1, calls=1, decode_operations=1)
     trial = SimpleNamespace(rollout=sampling, evaluate=None, shapes={}, width=1, trained=1)
     planned = plan(config)
-    learning, others = work(SimpleNamespace(config=config, trial=trial), planned).calls["update"]
+    learning, others = work(SimpleNamespace(graphs=(), config=config, trial=trial), planned).calls["update"]
     rows = planned["geometry"]["trained_edges"]
     sizes = Counter()
     for count, size in learning.sizes(1):
