@@ -81,12 +81,14 @@ def train(
     """Train one run into runs/NAME/; run.resume=true continues it, run.resume=auto begins or continues it."""
     settings = config.load(path, overrides or [])
     from flowgrpo.commands import exit_status, launch
+    from flowgrpo.commands.runs import folder_check
     from flowgrpo.training.run import run_folder as folders
 
     launch.end_with_launcher()
     if launch.needs_relaunch(settings.run.processes):
         with folders.lock_folder(settings.run.folder):
-            pass  # fails here if the folder is in use; in the new processes only rank 0 would fail while the others wait
+            # Refused here if the folder is in use, since in new processes only rank 0 would fail while the others wait.
+            folder_check.check(folder_check.decide_resume(settings))
         with exit_status.report_stops(path, overrides or []):
             raise typer.Exit(launch.relaunch(settings.run.processes, settings.run.folder))
     from flowgrpo.commands.runs.train import train_config

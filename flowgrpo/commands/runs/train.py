@@ -19,11 +19,10 @@ from flowgrpo import config
 from flowgrpo.commands import launch
 from flowgrpo.commands.model_kinds import KINDS, load_engines
 from flowgrpo.commands.remedies import remedy
-from flowgrpo.commands.runs import inputs
-from flowgrpo.data import config_paths, configs, prompts, stored, tables
+from flowgrpo.commands.runs import folder_check, inputs
+from flowgrpo.data import configs, prompts, stored
 from flowgrpo.data.prompts import Prompt
 from flowgrpo.errors import InputError
-from flowgrpo.schema import sections
 from flowgrpo.schema.imports.lazy import lazy
 from flowgrpo.schema.sections import RewardUse, RunConfig
 from flowgrpo.training.checkpoints import checkpoint, resume
@@ -58,19 +57,6 @@ SHARED_STORE = (
     "torchrun may start this run again, and torch hands it the store of the attempt before, where processes look for "
     "those that have ended; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is called"
 )
-MAY_DIFFER = (  # prefixes of the keys that a resumed run may change
-    "train.iterations",
-    "eval.",
-    "eval_rewards",
-    *(
-        f"model.{key}"
-        for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
-    ),
-    *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
-    "train.micro_batch",  # batch sizes, for a run that ran out of memory; results differ by rounding
-    "train.rollout_batch",
-    "train.replay",
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ def train_or_load(settings: RunConfig, source: Path | None = None) -> Run:
     try:
         return train_config(settings, source)
     except Finished:
-        return train_config(_resuming(settings, True), source)
+        return train_config(folder_check.with_resume(settings, True), source)
 
 
 def train_config(settings: RunConfig, source: Path | None = None) -> Run:
@@ -106,7 +92,7 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
     Raises Finished if `run.resume: auto` finds nothing left to do; no model is loaded.
     """
     ends = settings.run.resume == resume.AUTO
-    settings = _decide_resume(settings)
+    settings = folder_check.decide_resume(settings)
     with run_folder.lock_folder(settings.run.folder) if launch.is_main() else nullcontext():
         try:
             with progress.open_display(launch.is_main()) as display:
@@ -122,21 +108,6 @@ def train_config(settings: RunConfig, source: Path | None = None) -> Run:
             raise DiskFull(sentence, f"{there}, once there is room,", overrides) from error
 
 
-def _decide_resume(settings: RunConfig) -> RunConfig:
-    """Resolve `run.resume`: `auto` is true if the folder is not empty, and false becomes true after a torchrun restart."""
-    folder = settings.run.folder
-    if settings.run.resume is not False or not run_folder.is_begun(folder):
-        return _resuming(settings, resume.decide(settings.run.resume, folder))
-    place = folder / "environment.json"
-    environment = tables.document(place) if place.is_file() else {}
-    begun_by = environment.get("torchrun") if isinstance(environment, dict) else None
-    return _resuming(settings, launch.is_restarted(begun_by))
-
-
-def _resuming(settings: RunConfig, resumes: bool) -> RunConfig:
-    return settings.model_copy(update={"run": settings.run.model_copy(update={"resume": resumes})})
-
-
 def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     """Return the error that stops the run: it names the override that saves most memory, and says how to go on with it."""
     folder = settings.run.folder
@@ -144,10 +115,10 @@ def _out_of_memory(error: OutOfMemory, settings: RunConfig) -> RanOutOfMemory:
     if not error.kept_graphs:  # `train.replay` would not save more
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"replay": "always"})})
     begun, step = run_folder.is_begun(folder), checkpoint.latest(folder / "checkpoints")
-    switch = remedy(error.phase, settings, ("",) if step is None else MAY_DIFFER)
+    switch = remedy(error.phase, settings, ("",) if step is None else folder_check.MAY_DIFFER)
     error.remedy = switch or last_resort(error.phase)
     overrides = [] if switch is None else [switch]
-    if begun and (switch is None or switch.startswith(MAY_DIFFER)):
+    if begun and (switch is None or switch.startswith(folder_check.MAY_DIFFER)):
         there, end = checkpoint.way_on(folder)
         return RanOutOfMemory(f"stopped, {error}", there, [*overrides, *end])
     if begun:
@@ -163,7 +134,7 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
     if launch.shares_store(os.environ) and launch.is_main():
         LOGGER.warning(SHARED_STORE)
     optimizers.check(settings.train.optimizer.name)
-    _check_folder(settings, folder)
+    folder_check.check(settings)
     if ends:
         _check_left(settings)
     trackers.check(settings.run.trackers)
@@ -290,43 +261,3 @@ def _check_left(settings: RunConfig) -> None:
         sentence = f"{run.folder} is finished, with all its {iterations} iterations"
         more = 2 * max(iterations, checkpoint.step_to_resume(run.folder / "checkpoints") or 0)
         raise Finished(sentence, "a longer run goes on", [f"train.iterations={more}", "run.resume=true"])
-
-
-def _check_folder(settings: RunConfig, folder: Path) -> None:
-    """Refuse to overwrite a run, and to resume one that is missing, damaged, or has other settings."""
-    if not settings.run.resume:
-        if not run_folder.is_empty(folder):
-            raise InputError(
-                f"run.name: {folder} exists already; set run.resume=true to continue it, or another run.name"
-            )
-        return
-    if run_folder.is_empty(folder):
-        raise InputError(
-            f"run.resume: there is no run in {folder} yet; run.resume=auto starts one there, and continues it later"
-        )
-    if not run_folder.is_begun(folder):
-        raise InputError(
-            f"run.resume: {folder} is not the folder of a run, it holds no {run_folder.CONFIG}; take another run.name"
-        )
-    before = _flat(config.of_run(folder, resolve=False).model_dump())
-    now = _flat(settings.model_dump())
-    places_before, places_now = (
-        _flat(config_paths.absolute(each.model_dump())) for each in (config.of_run(folder), settings)
-    )
-    for key in sorted({*before, *now}):
-        same = before.get(key) == now.get(key) or places_before.get(key) == places_now.get(key)
-        if not same and not key.startswith(MAY_DIFFER):
-            raise InputError(
-                f"run.resume: {key} was {before.get(key)!r} in {folder} and is {now.get(key)!r} now; a resumed run "
-                "cannot change it, so take another run.name for a new run"
-            )
-    gallery.check_readable(folder)
-    resume.check_checkpoints(folder)
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(values, list) and any(isinstance(value, dict) for value in values):
-        values = {str(place): value for place, value in enumerate(values)}
-    if not isinstance(values, dict) or not values:
-        return {prefix: values}
-    return {k: v for name, inner in values.items() for k, v in _flat(inner, f"{prefix}.{name}".lstrip(".")).items()}

@@ -6,7 +6,7 @@ import torch
 from flowgrpo import config
 from flowgrpo.commands import remedies
 from flowgrpo.commands.model_kinds import KINDS
-from flowgrpo.commands.runs.train import MAY_DIFFER
+from flowgrpo.commands.runs.folder_check import MAY_DIFFER
 from flowgrpo.training.planning import memory_advice
 
 pytestmark = pytest.mark.usefixtures("kept_trials")

@@ -121,10 +121,18 @@ def test_what_a_full_disk_cut_off_ends_no_command(trained):
     assert (run / "gallery.html").stat().st_size > 0
 
 
-def test_an_existing_run_is_not_overwritten(trained, refused):
+@pytest.mark.parametrize("options", [[], ["run.processes=2", "train.groups=4"]])
+def test_an_existing_run_is_not_overwritten(trained, monkeypatch, refused, options):
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were started"))
     assert "runs/t exists already; set run.resume=true to continue it, or another run.name" in refused(
-        "train", "tiny.yaml"
+        "train", "tiny.yaml", *options
     )
+
+
+def test_several_processes_are_not_started_for_another_run(trained, monkeypatch, refused):
+    monkeypatch.setattr("flowgrpo.commands.launch.relaunch", lambda processes, folder: pytest.fail("they were started"))
+    said = refused("train", "tiny.yaml", "run.processes=2", "run.resume=auto", "train.groups=8")
+    assert re.match(r"run.resume: train.groups was \d+ in runs/t and is 8 now", said)
 
 
 DYING = """
