@@ -34,11 +34,13 @@ def checkpoint_written(checkpoints: Path) -> None:
     (checkpoints / NONE_YET).unlink(missing_ok=True)
 
 
-def describe_resume(step: int | None, lines: Sequence[Mapping[str, Any]]) -> str:
-    """Describe from where a run resumes.
+def describe_resume(step: int | None, iterations: int, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Describe from where a run of some `iterations` resumes, or how a finished one goes on.
 
     Without a checkpoint (`step` None), the iterations in the metric `lines` are run again.
     """
+    if step is not None and step >= iterations:
+        return f"run.resume: all {iterations} iterations are done; train.iterations={2 * step} goes on"
     if step is not None:
         return f"run.resume: goes on from the checkpoint of step {step}"
     done = _count_iterations(lines)

@@ -112,7 +112,7 @@ class RunCheckpoints:
         run = self._run
         choice = checkpoint.choose(run.checkpoint_folder)
         step, self._damaged = choice.step, choice.warning
-        self._origin = resume.describe_resume(step, run.report.lines)
+        self._origin = resume.describe_resume(step, run.config.train.iterations, run.report.lines)
         if len({*gather_object([step])}) > 1:  # over all processes, generators and evaluators too
             raise InputError(
                 f"run.resume: processes see different checkpoints in {run.checkpoint_folder}; look at its disk"

@@ -63,6 +63,8 @@ def test_iterations_without_a_checkpoint_are_dropped_until_there_was_one(tmp_pat
     ("step", "written", "sentence"),
     [
         (4, [], "run.resume: goes on from the checkpoint of step 4"),
+        (5, [], "run.resume: all 5 iterations are done; train.iterations=10 goes on"),
+        (6, [], "run.resume: all 5 iterations are done; train.iterations=12 goes on"),
         (None, [], "run.resume: begins at step 0, for an earlier attempt ended before its first checkpoint"),
         (
             None,
@@ -73,7 +75,7 @@ def test_iterations_without_a_checkpoint_are_dropped_until_there_was_one(tmp_pat
     ],
 )
 def test_what_a_resume_does_is_one_sentence(step, written, sentence):
-    assert resume.describe_resume(step, written) == sentence
+    assert resume.describe_resume(step, 5, written) == sentence
 
 
 def test_a_run_without_a_checkpoint_is_not_finished(tmp_path):
