@@ -172,6 +172,9 @@ class Reward:
         except TypeError:
             kind = "one number" if hasattr(returned, "__float__") else type(returned).__name__
             raise RewardError(f"{self} returned {kind}, not a list of {size} floats") from None
+        if len(shape := tuple(getattr(returned, "shape", ()))) > 1 and math.prod(shape) != size:
+            rest = f"not one float for each of {size} samples (reduce it, for example with .mean(1))"
+            raise RewardError(f"{self} returned a tensor of shape {shape}, {rest}")
         return list(entries)  # outside the try: a generator's TypeError is the plug-in's own
 
     def to(self, device: torch.device | str) -> None:
@@ -190,8 +193,7 @@ class Reward:
         except OverflowError:
             return math.inf
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
-            kind = type(value).__name__
-            raise RewardError(f"{self} returned {kind} for sample {i}, not a float or None") from None
+            raise RewardError(f"{self} returned {type(value).__name__} for sample {i}, not a float or None") from None
         return number if math.isfinite(number) else math.inf
 
     def check(self, sample: torch.Tensor | Films | str, prompt: str, columns: Mapping[str, Any]) -> None:
@@ -338,9 +340,10 @@ def batched(rows: Any, size: int) -> list[Any]:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the end of an error message: "did you mean 'x'?" if a choice is close to `word`, otherwise all choices."""
+    """Return the end of an error message: "did you mean 'x'?" if a choice contains or resembles `word`, otherwise all."""
     choices = [str(choice) for choice in choices]
-    close = difflib.get_close_matches(word, choices, 1)
+    longer = [choice for choice in choices if len(word) > 2 and word in choice]
+    close = difflib.get_close_matches(word, choices, 1, 0.8) or longer or difflib.get_close_matches(word, choices, 1)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"
 
 
@@ -385,8 +388,7 @@ def _one_sentence(sentence: str, plugin: Any) -> Iterator[None]:
 
 def _attribute(module: Any, name: str, what: str) -> Any:
     if not hasattr(module, name):
-        names = _names(module)
-        close = difflib.get_close_matches(name, names, 1) or names[:5]
+        close = difflib.get_close_matches(name, _names(module), 1) or _names(module)[:5]
         hint = f", it has {', '.join(close)}" if close else ""
         raise RewardError(f"{what}: nothing is named {name!r} there{hint}")
     return getattr(module, name)

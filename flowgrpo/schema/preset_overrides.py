@@ -26,7 +26,8 @@ def build_axes(written: Any, table: Mapping[str, PresetRow], choices: Choices, d
         choices: the allowed choices, by axis and name.
     """
     if not isinstance(written, Mapping):
-        raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}")
+        hint = f", did you mean algorithm.preset={written}?" if written in [*table] else ""
+        raise InputError(f"algorithm: {written!r} is not a map such as {{preset: {default}}}{hint}")
     name = written.get("preset", default)
     if not isinstance(name, str) or name not in table:
         raise InputError(f"algorithm.preset: {name!r} is unknown, {nearest(str(name), table)}")

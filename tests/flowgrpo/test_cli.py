@@ -221,6 +221,15 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             "is not installed here, pip install 'flowgrpo[wandb]' or remove",
         ),
         (["train", "tiny.yaml", "run.resume=true"], "run.resume: there is no run in runs/t"),
+        (
+            ["plan", "tiny.yaml", "algorithm.preset=grpo"],
+            "algorithm.preset: 'grpo' is unknown, did you mean 'flow_grpo'?",
+        ),
+        (
+            ["plan", "tiny.yaml", "algorithm=awm_fast"],
+            "algorithm: 'awm_fast' is not a map such as {preset: flow_grpo}, did you mean algorithm.preset=awm_fast?",
+        ),
+        (["plan", "tiny.yaml", "algorithm=awm_fst"], "algorithm: 'awm_fst' is not a map such as {preset: flow_grpo}\n"),
         (["plan", "tiny.yaml", "algorithm.kernel=cpss"], "algorithm.kernel: 'cpss' is unknown, did you mean 'cps'?"),
         (["plan", "tiny.yaml", "model.path=./nowhere"], "model.path: there is no folder './nowhere'"),
         (["sample", "shapes", "--out", "o"], "give either --prompt TEXT"),

@@ -5,7 +5,7 @@ import torch
 
 import rewards
 from rewards import RewardError
-from rewards.base import batched
+from rewards.base import batched, nearest
 
 IMAGES = torch.rand(2, 3, 8, 8)
 MINE = """
@@ -142,7 +142,9 @@ def test_a_file_without_a_reward_says_what_it_has(mine, text, said):
     ("{0.5: 'a', 0.25: 'b'}", "returned dict, not a list of 2 floats"),
     ("{0.5, 0.25}", "returned set, not a list of 2 floats"),
     ("{0.5: 1, 0.25: 2}.keys()", "returned dict_keys, not a list of 2 floats"),
-    ("images[:, 0, 0, :2]", "returned Tensor for sample 0"), ("[1.0, 10**400]", "returned NaN or infinity"),
+    ("images[:, 0, 0, :3]", r"returned a tensor of shape \(2, 3\), not one float for each of 2 samples \(reduce it, for"),
+    ("images[:, 0, 0, 0].numpy()[:, None].repeat(4, 1)", r"returned a tensor of shape \(2, 4\), not one float"),
+    ("list(images[:, 0, 0, :2])", "returned Tensor for sample 0"), ("[1.0, 10**400]", "returned NaN or infinity"),
     ("__import__('math').sqrt(-1)", r"failed on two synthetic samples: ValueError: .* at odd.py:2$"),
     ("__import__('sys').exit(0)", r"failed on two synthetic samples: SystemExit: 0 at odd.py:2$"),
     ("[1.0, float('nan')]", "returned NaN or infinity"), ("[1.0, float('inf')]", "returned NaN or infinity"),
@@ -155,7 +157,7 @@ def test_a_broken_contract_is_found_on_synthetic_samples(mine, returned, said):
 
 
 def test_what_a_reward_may_return(mine):
-    arrays = "__import__('numpy').ones(2)", "__import__('torch').ones(2)"
+    arrays = "__import__('numpy').ones(2)", "__import__('torch').ones(2)", "__import__('torch').ones(2, 1)"
     for returned in ("[1, 2]", "(1.0, 2.0)", "[None, 1.0]", *arrays):
         (mine / "fine.py").write_text(f"def fine(images, prompts):\n    return {returned}\n")
         rewards.load("./fine.py:fine").check(torch.rand(3, 8, 8), "a", {})
@@ -174,3 +176,14 @@ def test_what_a_generator_raises_is_its_own_error():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         rewards.Reward("broken", broken)(torch.rand(2, 3, 4, 4), ["a", "b"], {})
+
+
+@pytest.mark.parametrize(("word", "end"), [
+    ("vgppo", "did you mean 'vgpo'?"),
+    ("grpo", "did you mean 'flow_grpo'?"),  # a part of a choice before a word that is spelt like it
+    ("vgp", "did you mean 'vgpo'?"),
+    ("c_", "choose one of vgpo, flow_grpo, mc_grpo"),  # too short to be a part
+    ("", "choose one of vgpo, flow_grpo, mc_grpo"),
+])  # fmt: skip
+def test_the_nearest_choice_contains_or_resembles_a_word(word, end):
+    assert nearest(word, ["vgpo", "flow_grpo", "mc_grpo"]) == end

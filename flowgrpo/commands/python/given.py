@@ -58,8 +58,9 @@ def use_of(reward: str | Mapping[str, Any] | Callable[..., Any]) -> dict[str, An
             name = next((name for name, each in names.items() if each is reward and not name.startswith("_")), "")
         if name:
             return {"use": f"{module}:{name}"}
+    called = repr(reward.__name__) if hasattr(reward, "__name__") else f"an object of {type(reward).__name__}"
     raise InputError(
-        f"rewards: {getattr(reward, '__name__', reward)!r} has no name in a module or a notebook's cell, so a run cannot "
+        f"rewards: {called} has no name in a module or a notebook's cell, so a run cannot "
         "find it; write it as a function there, or assign it to a name"
     )
 

@@ -35,7 +35,7 @@ def whole(name: str) -> str:
         return name
     meant = [SHORT[name]] if name in SHORT else _completions(name)
     if not meant:
-        raise InputError(f"there is no built-in config {name!r}, {nearest(name, [*names(), *SHORT])}")
+        raise InputError(f"there is no built-in config {name!r}, {nearest(name, names())}")
     if len(meant) > 1:
         raise InputError(f"{name!r} is short for several built-in configs: {', '.join(meant)}")
     return meant[0]

@@ -43,6 +43,7 @@ def test_a_config_is_written_once_and_named(printed, refused):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["init", "flux"], "there is no built-in config 'flux', did you mean 'flux1-24gb'?"),  # listed, not a short one
         (["init", "flux1-dve"], "there is no built-in config 'flux1-dve', did you mean 'flux1-dev'?"),
         (["init", "--out", "a.yaml"], "--out: say which config to write"),
         (["plan", "flux1-dve"], "flux1-dve: no such config file and no built-in config of that name, did you mean"),
