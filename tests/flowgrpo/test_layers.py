@@ -231,7 +231,7 @@ BELOW = {
     "flowgrpo.commands.report": "rewards errors schema data training.run training.reports commands.page_parts",
     "flowgrpo.commands": (
         "samplers rewards errors schema data training.model_files training.prompts training.run training.distributed "
-        "training.weights training.planning training.reports training.scoring training.fitting "
+        "training.weights training.planning training.advantages training.reports training.scoring training.fitting "
         "training.checkpoints training.lora flow.methods flow.pipeline flow.planning flow.setup flow.outputs "
         "flow.diagnostics mdlm.methods mdlm.policy mdlm.models mdlm.controller mdlm.planning mdlm.setup mdlm.outputs "
         "mdlm.doctor config commands.page_parts commands.report"

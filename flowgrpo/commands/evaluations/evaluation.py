@@ -162,12 +162,14 @@ def _write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def summary(results: Results) -> dict[str, Any]:
     """Return the summary of an evaluation for JSON: the score's numbers, and in `rewards` those of each reward."""
-    by_reward = {}
-    for name in results.rewards:
-        found = summarise(results.samples, name, results.asked["total"])
-        whole = found.total.document if found.total else {"name": TOTAL, "n": 0, "mean": None, "error": None}
-        del whole["name"]
-        categories = [each.document for each in found.categories]
-        by_reward[name] = {**whole, "unscored": found.unscored, "categories": categories}
+    by_reward = {name: numbers(results, name) for name in results.rewards}
     asked = {key: results.asked[key] for key in ("set", "name", "prompts", "samples")}
     return {**asked, **by_reward[results.rewards[0]], "rewards": by_reward}
+
+
+def numbers(results: Results, reward: str) -> dict[str, Any]:
+    """Return the numbers of one reward for JSON: its mean and error, its categories, and how many samples it left out."""
+    found = summarise(results.samples, reward, results.asked["total"])
+    whole = found.total.document if found.total else {"name": TOTAL, "n": 0, "mean": None, "error": None}
+    del whole["name"]
+    return {**whole, "unscored": found.unscored, "categories": [each.document for each in found.categories]}

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flowgrpo import config
-from flowgrpo.commands.evaluations.evaluation import evaluate, summary
+from flowgrpo.commands.evaluations.evaluation import evaluate, numbers, summary
 from flowgrpo.commands.evaluations.page import write_page
 from flowgrpo.commands.evaluations.planning import plan_evaluation, read_request
+from flowgrpo.commands.evaluations.results import Results
+from flowgrpo.commands.evaluations.statistics import TOTAL
 from flowgrpo.commands.evaluations.targets import Target
 from flowgrpo.commands.model_kinds import detect_kind
 from flowgrpo.commands.python import given
 from flowgrpo.commands.python.shown import Samples
-from flowgrpo.commands.runs import plan, train
+from flowgrpo.commands.runs import folder_check, plan, train
 from flowgrpo.commands.runs.export import export
 from flowgrpo.data import configs
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.run import run_folder
+from rewards.base import default_name
 from rewards.base import find as find_reward
 
 if TYPE_CHECKING:
@@ -136,9 +142,10 @@ class Trainer:
     def evaluate(self, samples: int = 1, *, batch_size: int = 16) -> dict[str, Any]:
         """Return means of the rewards with standard errors on all evaluation prompts, of the last checkpoint or the model.
 
-        The rewards are those of the run and its `eval_rewards`; `mean` is the first one's. `samples` is the number of
-        samples of each prompt. The samples, scores and a page are in NAME-evaluations beside the run's folder; an evaluation
-        that is done is not repeated.
+        The rewards are those of the run and its `eval_rewards`; `mean` and `error` are of the run's total, as training
+        prints it. `samples` is the number of samples of each prompt. The samples, scores and a page are in
+        NAME-evaluations beside the run's folder; an evaluation that is done is not repeated. Raises InputError if the run's
+        folder holds another run.
         """
         settings, target = self.settings, self._target()
         request = read_request(
@@ -151,12 +158,13 @@ class Trainer:
         )
         folder = self.folder.with_name(f"{self.folder.name}-evaluations") / target.name
         results = evaluate(plan_evaluation(request, target, folder))
-        return {**summary(results), "page": str(write_page([results]))}
+        return {**summary(results), **self._total(results), "page": str(write_page([results]))}
 
     def sample(self, prompts: Sequence[str], seed: int = 0) -> Samples:
         """Return a sample of each prompt, of the last checkpoint or the model; prompt i has seed `seed` + i.
 
-        The model is loaded for the call, so give all prompts at once.
+        The model is loaded for the call, so give all prompts at once. Raises InputError if the run's folder holds another
+        run.
         """
         if isinstance(prompts, str):
             raise InputError(f"sample: {prompts!r} is one text, give a list of prompts")
@@ -167,15 +175,44 @@ class Trainer:
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the trained weights for diffusers or transformers, as `flowgrpo export` does, and return the folder.
 
-        Raises InputError if the run has no checkpoint, or the folder is not empty.
+        Raises InputError if the run has no checkpoint, its folder holds another run, or `folder` is not empty.
         """
+        if self._checkpoint() is None:
+            raise InputError("save_pretrained: nothing is trained yet, call train() first")
         return export(self.folder, Path(folder)).folder
 
     def _target(self) -> Target:
         """Return the last checkpoint of the run; the model as it is if there is none."""
-        folder = self.folder
-        if run_folder.is_begun(folder) and checkpoint.latest(folder / "checkpoints") is not None:
-            found = checkpoint.find(folder / "checkpoints", None)
-            checkpoint.check(found)
-            return Target(name=found.name, settings=self.settings, run=folder, found=found)
-        return Target(name="step-000000", settings=self.settings)
+        found = self._checkpoint()
+        if found is None:
+            return Target(name="step-000000", settings=self.settings)
+        return Target(name=found.name, settings=self.settings, run=self.folder, found=found)
+
+    def _checkpoint(self) -> Path | None:
+        """Return the last checkpoint of the run, None before there is one; raise InputError if another run is there."""
+        if not run_folder.is_begun(self.folder):
+            return None
+        if changed := folder_check.changes(self.settings):
+            words = (key.split(".") for key in changed)
+            keys = dict.fromkeys(".".join(word for word in path[:2] if not word.isdigit()) for path in words)
+            raise InputError(
+                f"name: {self.folder} holds another run, which differs in {', '.join(keys)}; take another name"
+            )
+        if checkpoint.latest(self.folder / "checkpoints") is None:
+            return None
+        found = checkpoint.find(self.folder / "checkpoints", None)
+        checkpoint.check(found)
+        return found
+
+    def _total(self, results: Results) -> dict[str, Any]:
+        """Return the numbers of the run's total, which combines its rewards."""
+        uses = self.settings.rewards
+        names = [use.name or default_name(use.use) for use in uses]
+        values = [[math.nan if (x := one.rewards[name]) is None else x for name in names] for one in results.samples]
+        combination = Combination.of(uses, self.settings.algorithm.baseline)
+        totals = combination.total(torch.tensor(values, dtype=torch.float64)).tolist()
+        combined = [
+            replace(one, rewards={TOTAL: None if math.isnan(total) else total}, answers={})
+            for one, total in zip(results.samples, totals, strict=True)
+        ]
+        return numbers(replace(results, samples=combined), TOTAL)

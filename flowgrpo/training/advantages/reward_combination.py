@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.schema.imports.heavy import Tensor, torch
+from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.advantages.baseline import Baseline, weighted_sum
 from rewards import Reward
 
@@ -25,7 +26,7 @@ class Combination:
     offset: Tensor  # (R,) float64, the reward that counts as 0
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], baseline: Baseline) -> Combination:
+    def of(cls, rewards: Sequence[Reward] | Sequence[RewardUse], baseline: Baseline) -> Combination:
         """Build the combination of rewards from the options of a baseline."""
         scale, offset = (
             torch.tensor([getattr(reward, name) for reward in rewards], dtype=torch.float64)

@@ -129,6 +129,37 @@ def test_a_function_a_list_of_prompts_and_all_that_follows(trainer, tmp_path, ca
     assert "a &lt;b&gt; square" in page
     assert [file.name for file in shown.save("pictures")] == ["0000.png", "0001.png"]
     assert (door.save_pretrained("exported") / "pytorch_lora_weights.safetensors").is_file()
+    assert after["rewards"]["redness"]["mean"] - 0.5 * after["rewards"]["greenness"]["mean"] == pytest.approx(
+        after["mean"]
+    )
+    assert before["mean"] == pytest.approx(lines[0]["reward/mean"], abs=1e-4)
+
+
+def test_another_run_of_the_name_is_not_taken_for_this_one(trainer, monkeypatch):
+    given = {"name": "red", "prompts": ["a red circle"], "eval_prompts": None, "rewards": [redness]}
+    door = trainer(**given)
+    with pytest.raises(InputError, match=r"^save_pretrained: nothing is trained yet, call train\(\) first$"):
+        door.save_pretrained("exported")
+    door.train()
+    with pytest.raises(InputError, match="^run.name: runs/red exists already; set run.resume=true to continue it"):
+        door.train()
+    again = trainer(**given, eval_rewards=["jpeg_size"])
+    assert again.evaluate()["name"] == "step-000002"  # the same run
+    monkeypatch.setattr(
+        "flowgrpo.commands.evaluations.targets.Target.sampler", lambda *_: pytest.fail("a model was loaded")
+    )
+    uses = (flowgrpo.Trainer.evaluate, lambda door: door.sample(["a"]), lambda door: door.save_pretrained("exported"))
+    for other, keys in (
+        ({"rewards": [blueness]}, "rewards"),
+        ({"model": {}, "rewards": ["shapes"]}, "model.call, model.lora, rewards"),
+        ({"preset": "awm_fast"}, "algorithm.preset, model.guidance"),
+        ({"prompts": ["a blue square"]}, "prompts.eval, prompts.train"),
+    ):
+        stranger = trainer(**{**given, **other})
+        said = f"^name: runs/red holds another run, which differs in {keys}; take another name$"
+        for use in uses:
+            with pytest.raises(InputError, match=said):
+                use(stranger)
 
 
 def test_a_run_goes_on_with_what_it_began_with(trainer, tiny_folder):
@@ -200,6 +231,7 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
     own = Own(**tiny.sd3().components)
     for arguments, sentence in [
         ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: '<lambda>' has no name in a module"),
+        ({"rewards": [Judge()]}, "^rewards: an object of Judge has no name in a module"),
         ({"rewards": [3]}, "^rewards: 3 is neither a name nor a map nor a function"),
         ({"prompts": []}, "^prompts: the list is empty"),
         ({"prompts": ["a", 3]}, r'^prompts: entry 1 is 3, take a text or a map such as {"prompt"'),
