@@ -268,10 +268,13 @@ def doctor(
         for check in KINDS[settings.kind].doctor.examine(settings, **budget):
             checks.append(check)
             if form == "human":
-                out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+                word, style = (
+                    ("FAIL", "red") if not check.ok else ("warn", "yellow") if check.advice else ("ok  ", "green")
+                )
+                out.print(word, style=style, end="")
                 out.print(f" {check.name:13} ", end="")
                 print_line(check.value)
-                if not check.ok:
+                if check.advice:
                     print_line(f"     {check.advice}")
                 for line in table_lines(check.table):
                     out.print(f"     {line}")
