@@ -21,6 +21,14 @@ def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = 
     return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 
 
+def plan_lines(
+    preset: str, comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Return the plan's line, (label, text), of a preset's published numbers; [] if there are none."""
+    text = f"of {preset}'s source, perhaps for another model: {line(comparison, not_said)}"
+    return [("published", text)] * bool(comparison)
+
+
 def _agree(source: Any, run: Any) -> bool:
     if isinstance(source, Mapping) and isinstance(run, Mapping):
         return all(_agree(value, run.get(key)) for key, value in source.items())
