@@ -110,15 +110,7 @@ def plan(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="KEY", help="show what a config key means, and its default")
     ] = None,
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-memory",
-            metavar="GIB",
-            min=1,
-            help="check whether the run fits a GPU of this size, and show what to set",
-        ),
-    ] = None,
+    gpu_memory: options.GpuMemory = None,
     gpus: options.Gpus = None,
     gpu_type: options.GpuType = None,
     gpus_per_node: options.GpusPerNode = None,
