@@ -21,11 +21,14 @@ def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = 
     return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 
 
-def plan_lines(
-    preset: str, comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = ()
-) -> list[tuple[str, str]]:
-    """Return the plan's line, (label, text), of a preset's published numbers; [] if there are none."""
-    text = f"of {preset}'s source, perhaps for another model: {line(comparison, not_said)}"
+def plan_lines(planned: Mapping[str, Any], models: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return a plan's line, (label, text), of its preset's published numbers; [] if there are none.
+
+    `models` names the model that the source of a preset trained, if it is known here.
+    """
+    preset, comparison = planned["preset"], planned["published"]
+    model = f"for {models[preset]}" if preset in models else "perhaps for another model"
+    text = f"of {preset}'s source, {model}: {line(comparison, planned.get('not_said', ()))}"
     return [("published", text)] * bool(comparison)
 
 

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES, likelihood_rules
 from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
-from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
+from flowgrpo.flow.methods.published import MODELS, NOT_SAID, PUBLISHED
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
@@ -206,7 +206,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         *_memory(planned),
         ("evaluation", held_out),
-        *published.plan_lines(planned["preset"], planned["published"], planned["not_said"]),
+        *published.plan_lines(planned, MODELS),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
 

@@ -22,7 +22,7 @@ from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
-from flowgrpo.mdlm.methods.published import PUBLISHED
+from flowgrpo.mdlm.methods.published import MODELS, PUBLISHED
 from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import check_weights
@@ -152,7 +152,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
-        *published.plan_lines(planned["preset"], planned["published"]),
+        *published.plan_lines(planned, MODELS),
         (
             "batch",
             f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} answers of "

@@ -143,3 +143,4 @@ def test_an_export_that_loses_the_adapter_is_named(examined, monkeypatch):
     monkeypatch.setattr(doctor, "load_adapter", lambda predictor, folder: None)
     checks = examined(model__lora=LORA)
     assert [name for name, check in checks.items() if not check["ok"]] == ["lora_reload"]
+    assert checks["lora_reload"]["value"].startswith("saved and reloaded weights give the logits to within ")

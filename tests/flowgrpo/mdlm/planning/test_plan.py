@@ -225,7 +225,7 @@ def test_published_numbers_stand_beside_those_of_the_run(settings):
     assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
     assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
     shown = dict(table(planned))["published"]
-    assert shown.startswith("of coupled_grpo's source, perhaps for another model: lora none, ema none (here ")
+    assert shown.startswith("of coupled_grpo's source, for DiffuCoder-7B: lora none, ema none (here ")
     assert "updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here none), groups 8 (here 4)" in shown
     assert "learning_rate 1e-06, schedule.name cosine (here constant), schedule.floor 0.1 (here 0.0)" in shown
     d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]
