@@ -112,15 +112,7 @@ def plan(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="KEY", help="show what a config key means, and its default")
     ] = None,
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            "--gpu-memory",
-            metavar="GIB",
-            min=1,
-            help="check whether the run fits a GPU of this size, and show what to set",
-        ),
-    ] = None,
+    gpu_memory: options.GpuMemory = None,
     gpus: options.Gpus = None,
     gpu_type: options.GpuType = None,
     gpus_per_node: options.GpusPerNode = None,
@@ -270,10 +262,13 @@ def doctor(
         for check in KINDS[settings.kind].doctor.examine(settings, **budget):
             checks.append(check)
             if form == "human":
-                out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+                word, style = (
+                    ("FAIL", "red") if not check.ok else ("warn", "yellow") if check.advice else ("ok  ", "green")
+                )
+                out.print(word, style=style, end="")
                 out.print(f" {check.name:13} ", end="")
                 print_line(check.value)
-                if not check.ok:
+                if check.advice:
                     print_line(f"     {check.advice}")
                 for line in table_lines(check.table):
                     out.print(f"     {line}")

@@ -70,8 +70,9 @@ def page(rows: list[dict[str, Any]], before: str) -> str:
         "| class | refused or different |": [[f"`{name}`", limit] for name, limit in sorted(LIMITS.items())],
     }
     text = re.sub(
-        r"(?m)^\d+ pipeline classes of diffusers \S+",
-        f"{len({r['class'] for r in certified})} pipeline classes of diffusers {version('diffusers')}",
+        r"(?m)^\d+ pipeline classes of diffusers \S+ \(\d+ with variants\)",
+        f"{len({r['class'] for r in certified})} pipeline classes of diffusers {version('diffusers')} "
+        f"({len(certified)} with variants)",
         before,
     )
     for head, cells in tables.items():

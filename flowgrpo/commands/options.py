@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,6 +100,28 @@ Attention = Annotated[
     ),
 ]
 Compile = Annotated[bool, typer.Option("--compile", help="compile the model's repeated blocks; as model.compile")]
+
+
+def _read_gib(text: str) -> float:
+    """Return a size in GiB; raise `typer.BadParameter` if it is not a number from 1."""
+    try:
+        size = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number; give GiB, such as 23.6") from None
+    if not 1 <= size < math.inf:
+        raise typer.BadParameter(f"{text} is no size of a GPU; give GiB, such as 23.6")
+    return size
+
+
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-memory",
+        metavar="GIB",
+        parser=_read_gib,
+        help="check whether the run fits a GPU of this size, and show what to set",
+    ),
+]
 Gpus = Annotated[
     int | None,
     typer.Option(

@@ -27,7 +27,7 @@ from flowgrpo.mdlm.planning.plan import plan
 from flowgrpo.mdlm.policy import TextPolicy
 from flowgrpo.mdlm.setup import check as check_rewards
 from flowgrpo.mdlm.setup import load_text_policy, policy_and_weights
-from flowgrpo.training.reports.doctor_checks import Check, memory_left, spread, warnings_heard
+from flowgrpo.training.reports.doctor_checks import Check, memory_left, reloaded, spread, warnings_heard
 from flowgrpo.training.run.phases import phase
 from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.scoring import scorer
@@ -107,7 +107,7 @@ def _drift(settings: TextConfig, policy: TextPolicy, *, decoder: Decoder, rollou
     size = settings.train.update_rows
     whole = estimate(policy.predictor, answers, views, size).each
     largest = float((whole - estimate(policy.predictor, answers, views, size // 2 or 2).each).abs().max())
-    value = f"{largest:.1e} in another batch"
+    value = f"{largest:.1e} between batches of two sizes"
     if likelihood.name == "trajectory" and decoder.recorded:
         each = estimate(policy.predictor, answers, trajectory(answers), size).each.sum(0)
         gap = float((each - rollout.commit_logp.to(each))[answers.scored].abs().max())
@@ -132,7 +132,7 @@ def _spread(
     """Check that every reward varies within a group; sample groups of further prompts until each does."""
     decoder = training_decoder(settings, policy.eos_id, SIZE, policy.predictor)
     for place, prompt in enumerate(others, start=len(values)):
-        if spread(rewards, values).ok:
+        if not spread(rewards, values).advice:
             break
         rows = [Row(prompt.text, i, prompt.columns) for i in range(SIZE)]
         seeds = [("doctor", settings.run.seed, SIZE * place + i) for i in range(SIZE)]
@@ -204,10 +204,4 @@ def _reload(settings: TextConfig, policy: TextPolicy, weights: Weights, answers:
     known = torch.isfinite(changed)  # all but the mask token, whose logit is -inf
     gap, moved = (float((other - changed)[known].abs().max()) for other in (again, before))
     advice = "the exported weights do not reproduce the trained model; please report this class"
-    ok = gap <= moved / 10
-    return Check(
-        "lora_reload",
-        ok,
-        f"{gap:.1e} between the reloaded and the changed model; the change moved the logits by {moved:.1e}",
-        "" if ok else advice,
-    )
+    return reloaded(gap, moved, "logits", advice)

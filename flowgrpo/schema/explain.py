@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Strict
 from flowgrpo.schema.imports.sources import definitions
+from flowgrpo.schema.validation import find_key
 from rewards.base import nearest
 
 WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", dict: "a map", Any: "anything"}
@@ -58,8 +59,10 @@ def explain(settings: Strict, key: str) -> Explained:
             place = ".".join(parts[:i])
             if not fields:
                 raise InputError(f"--explain {key}: {place} has no keys of its own")
+            below = None if i else find_key(type(settings), part)
             known = [".".join((*parts[:i], name)) for name in fields]
-            raise InputError(f"--explain {key}: there is no such key, {nearest('.'.join(parts[: i + 1]), known)}")
+            close = f"did you mean {below!r}?" if below else nearest(".".join(parts[: i + 1]), known)
+            raise InputError(f"--explain {key}: there is no such key, {close}")
         owner, value = model, _field_of(value, part)
         model = type(value) if isinstance(value, Strict) else section(field.annotation)
     keys = model.model_fields.keys() - {"name"} if model else set()

@@ -21,6 +21,17 @@ def line(comparison: Mapping[str, Mapping[str, Any]], not_said: Sequence[str] = 
     return ", ".join(parts) + (f"; not said: {', '.join(map(_name, not_said))}" if not_said else "")
 
 
+def plan_lines(planned: Mapping[str, Any], models: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return a plan's line, (label, text), of its preset's published numbers; [] if there are none.
+
+    `models` names the model that the source of a preset trained, if it is known here.
+    """
+    preset, comparison = planned["preset"], planned["published"]
+    model = f"for {models[preset]}" if preset in models else "perhaps for another model"
+    text = f"of {preset}'s source, {model}: {line(comparison, planned.get('not_said', ()))}"
+    return [("published", text)] * bool(comparison)
+
+
 def _agree(source: Any, run: Any) -> bool:
     if isinstance(source, Mapping) and isinstance(run, Mapping):
         return all(_agree(value, run.get(key)) for key, value in source.items())

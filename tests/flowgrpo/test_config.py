@@ -83,7 +83,7 @@ algorithm={preset: dense_grpo, kernel: {calibrate: {round: 3}}} | algorithm.kern
 algorithm.preset=tempflow | train.group_size: 16 does not divide by the 6 algorithm.tree.branches children
 algorithm={preset: branch_grpo, tree: {splits: [0, 1, 2, 3, 4]}} | train.group_size: 16 does not divide by the 32
     leaves of a tree with algorithm.tree.factor 2, take 32
-train.groups=7 | train.groups: 7 groups do not divide into train.updates = 2 parts on 1 processes, take 6 or 8
+train.groups=7 | train.groups: 7 groups do not divide into train.updates = 2 parts on 1 process, take 6 or 8
 train.groups=1000000000000 | train.groups: 1000000000000 groups of train.group_size = 16 samples are more than
 train.group_size=1000000000 | train.groups: 8 groups of train.group_size = 1000000000 samples are more than
 run.name=a/b | run.name: 'a/b' may hold only letters, digits, '.', '_' and '-'

@@ -97,7 +97,7 @@ def describe(entry: Entry) -> list[tuple[str, str]]:
         lines += [("cost", f"{counts}, of one iteration")]
     if entry.measured is not None:
         gain = entry.measured
-        lines += [("measured", f"{gain['gain']} ± {gain['error']}, {gain['of']}")]
+        lines += [("measured", f"{gain['gain']:.3f} ± {gain['error']:.3f} {gain['of']}")]
     lines += [(axis, to_yaml(choice)) for axis, choice in entry.choices.items()]
     if entry.published:
         stated = {key: {"source": value, "run": value} for key, value in entry.published.items()}

@@ -23,6 +23,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.base import Choice, Count, Positive
 from flowgrpo.schema.imports.heavy import Tensor, torch
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.schema.readable import counted
 from flowgrpo.training.weights.old_policies import Bank, Decay
 
 if TYPE_CHECKING:
@@ -205,16 +206,20 @@ class Elbo(Likelihood):
         first, end = self.steps or (0, num_steps)
         end = end + num_steps if end < 0 else end
         draws = (self.draws or 1) if self.times in ("schedule", "strata") else 1
+        schedule = f"{counted(num_steps, 'step')} (model.call.num_inference_steps)"
+        fewer = f" algorithm.likelihood.draws={num_steps}" if draws > num_steps else ""
         if not 0 <= first < end <= num_steps:
-            fewer = f", and algorithm.likelihood.draws={num_steps} or less" if draws > num_steps else ""
             raise InputError(
-                f"algorithm.likelihood.steps: {self.steps} are not steps of the schedule, take [0, {num_steps}] or "
-                f"less{fewer}"
+                f"algorithm.likelihood.steps: {self.steps} are no range of {schedule}; set "
+                f"algorithm.likelihood.steps=null{fewer}"
             )
-        if draws > end - first:
-            wider = f", or algorithm.likelihood.steps=null with {min(draws, num_steps)}" if self.steps else ""
+        if draws > end - first and self.steps:
             raise InputError(
-                f"algorithm.likelihood.draws: {self.draws} of {end - first} steps cannot be drawn without repeats, take "
-                f"{end - first} or less{wider}, or times=uniform"
+                f"algorithm.likelihood.steps: {self.steps} leave {end - first} of {schedule}, too few for {draws} "
+                f"draws without repeats; set algorithm.likelihood.steps=null{fewer}"
+            )
+        if draws > num_steps:
+            raise InputError(
+                f"algorithm.likelihood.draws: {draws} without repeats are too many for {schedule}; set{fewer}"
             )
         return first, end

@@ -2,7 +2,7 @@
 
 A run does not use them, except those of `presets.BESIDE`; `flowgrpo plan` shows them next to the run's. `AROUND` are
 the keys that we looked up in every source. `NOT_SAID` has the keys in `AROUND` that a preset's source does not give. Our
-own presets have no source: their rows are empty, and they are not in `NOT_SAID`.
+own presets have no source: their rows are empty, and they are not in `NOT_SAID`. `MODELS` names the source's model.
 
 If a source counts groups or optimizer steps for each GPU, the numbers here are multiplied by its script's number of
 GPUs. The code of Flow-GRPO and of DGPO moves its average twice in an optimizer step, once for each of two
@@ -125,3 +125,9 @@ NOT_SAID: dict[str, tuple[str, ...]] = {
     "gdro": ("model.guidance", "model.call.num_inference_steps", "train.groups", "train.updates", "train.ema"),
 }
 OF_TEXTS = ("ctpo", "mc_grpo")  # their sources train language models, without guidance or sampling steps
+MODELS = {  # that the sources' numbers are for, as far as their files say it
+    **dict.fromkeys(("flow_grpo", "flow_grpo_fast"), "Stable Diffusion 3.5 medium"),
+    **dict.fromkeys(("mix_grpo", "dance_grpo", "pref_grpo", "branch_grpo", "branch_grpo_mix"), "FLUX.1 dev"),
+    "mc_grpo": "Qwen3-1.7B",
+    "ctpo": "a language model",
+}

@@ -12,7 +12,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.config import Config
 from flowgrpo.flow.methods import CHOICES, likelihood_rules
 from flowgrpo.flow.methods.objectives.policy_gradient import TrainedStep
-from flowgrpo.flow.methods.published import NOT_SAID, PUBLISHED
+from flowgrpo.flow.methods.published import MODELS, NOT_SAID, PUBLISHED
 from flowgrpo.flow.model import initial_lora, memory_estimate
 from flowgrpo.flow.offline import stored_groups
 from flowgrpo.flow.pipeline.call_arguments import check_call, unguided
@@ -167,27 +167,27 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{count_words(g['update_batches'], 'batch')} of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
-        steps += f" ({g['level_batches']:,} if all rows of a call must share one noise level)"
+        steps += f" ({g['level_batches']:,} if the model takes one noise level a call)"
     update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
     evaluations = f"each iteration: {cost['rollout']:,} rollout + {update}{_format_spared(planned)}"
     early = planned["early_stop"]
     stopped = (
         f"{early['stopped']} chains on average, which saves {early['saved_evaluations']:,} rollout evaluations; "
-        f"{g['samples']} of the decoded samples are clean estimates, which choose the chains"
+        f"{g['samples']:,} of the decoded samples are clean estimates, which choose the chains"
     )
-    draft = f"{planned['drafted']} of the decoded samples are drafts, which choose the starts"
+    draft = f"{planned['drafted']:,} of the decoded samples are drafts, which choose the starts"
     calibration = f"once: {before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded"
     comparison = (
         f"every {count_words(compares['every'], 'iteration')}, from the first: "
-        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']} decoded"
+        f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']:,} decoded"
     )
     hinted = planned["hinted"]
     samples = planned["config"]["algorithm"]["hints"].get("source") in ("search", "teacher")
     hints = (
-        f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']} decoded, if all groups fail"
+        f"at most {hinted['model_evaluations']:,} model evaluations, {hinted['decoded']:,} decoded, if all groups fail"
         + " and get candidates" * samples
     )
-    held_out = f"each time: {evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']} decoded"
+    held_out = f"each time: {evaluation['model_evaluations']:,} model evaluations, {evaluation['decoded']:,} decoded"
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
@@ -202,11 +202,11 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *second_stage.plan_lines(planned["second_stage"]),
         (
             "decoded",
-            f"{count_words(planned['decoded'], 'sample')}, {count_words(planned['reward_calls'], 'reward call')}",
+            f"{count_words(planned['decoded'], 'sample')}, {count_words(planned['reward_calls'], 'reward')}",
         ),
         *_memory(planned),
         ("evaluation", held_out),
-        *[("published", published.line(planned["published"], planned["not_said"]))] * bool(planned["published"]),
+        *published.plan_lines(planned, MODELS),
         *[("warning", sentence) for sentence in planned["warnings"]],
     ]
 

@@ -38,7 +38,7 @@ COSTS: dict[str, tuple[int, ...]] = {
     "dars": (256, 8),
 }
 
-GAINED = "gain of accuracy of `digits` for 20,000 evaluations"
+GAINED = "accuracy gained on `digits` in 20,000 model evaluations"
 GAINS: dict[str, tuple[float, float]] = {
     "diffu_grpo": (0.190, 0.009),
     "diffu_grpo_fast": (0.205, 0.020),

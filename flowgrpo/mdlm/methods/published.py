@@ -28,6 +28,7 @@ _D1 = {  # dllm-reasoning/d1, for GSM8K on 8 devices; the code of many methods s
     **_ADAM,
 }
 
+MODELS = {"diffu_grpo": "LLaDA-8B-Instruct", "coupled_grpo": "DiffuCoder-7B"}  # that a row's numbers are for
 PUBLISHED: dict[str, dict[str, Any]] = {
     "diffu_grpo": _D1,
     "diffu_grpo_fast": {},  # ours

@@ -22,7 +22,7 @@ from flowgrpo.mdlm.methods.hints import Inpainting, check_solutions
 from flowgrpo.mdlm.methods.likelihoods import likelihood as likelihoods
 from flowgrpo.mdlm.methods.likelihoods.answers import Answers
 from flowgrpo.mdlm.methods.objectives.objective import TokenRatio
-from flowgrpo.mdlm.methods.published import PUBLISHED
+from flowgrpo.mdlm.methods.published import MODELS, PUBLISHED
 from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import memory_estimate
 from flowgrpo.mdlm.models.load import check_weights
@@ -144,6 +144,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the plan as (label, text) lines for the terminal."""
     g, cost, evaluation = planned["geometry"], planned["model_evaluations"], planned["evaluation"]
     rollout, update = (_bounded(cost[part], planned["at_most"][part]) for part in ("rollout", "update"))
+    steps = _bounded(g["steps"], planned["at_most"]["rollout"])
     learning = _bounded(planned["with_gradient"], planned["at_most"]["update"])
     evaluations = _bounded(evaluation["model_evaluations"], evaluation["at_most"])
     calls = _bounded(planned["reward_calls"], planned["at_most"]["reward_calls"])
@@ -151,28 +152,33 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("preset", planned["preset"]),
         *planned["axes"].items(),
-        *[("published", published.line(planned["published"]))] * bool(planned["published"]),
+        *published.plan_lines(planned, MODELS),
         (
             "batch",
             f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} answers of "
-            f"{count_words(g['length'], 'token')}, {count_words(g['updates'], 'optimizer step')}, "
-            f"{count_words(g['passes'], 'pass')}, split by {g['split']}",
+            f"{count_words(g['length'], 'token')}; {_format_steps(g['updates'], g['passes'])}, split by {g['split']}",
         ),
         *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
         * (g["roots"] < g["group_size"]),
-        ("steps", f"{_bounded(g['steps'], planned['at_most']['rollout'])}, {g['rollout_batch']} answers in one call"),
+        ("steps", f"{steps}, {count_words(g['rollout_batch'], 'answer')} in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"each iteration: {rollout} rollout + {update} update ({learning} with a backward pass)"),
         *second_stage.plan_lines(planned["second_stage"]),
-        ("decoded", f"{planned['decoded']} answers, {calls} reward calls"),
+        ("decoded", f"{planned['decoded']:,} answers, {calls} rewards"),
         ("memory", f"{on_device}, {host:.2f} GiB in host memory; --gpu-memory 24 also counts activations"),
-        ("evaluation", f"each time: {evaluations} model evaluations, {evaluation['decoded']} decoded"),
+        ("evaluation", f"each time: {evaluations} model evaluations, {evaluation['decoded']:,} decoded"),
     ]
 
 
 def format_tree(planned: dict[str, Any]) -> list[str]:
     """Return no lines: an answer has no tree to draw."""
     return []
+
+
+def _format_steps(updates: int, passes: int) -> str:
+    """Return the number of optimizer steps, and of each pass if an iteration has several."""
+    steps = count_words(updates * passes, "optimizer step")
+    return steps if passes == 1 else f"{steps} ({count_words(passes, 'pass')} of {updates})"
 
 
 def _bounded(number: int, at_most: bool) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.heavy import torch
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.schema.readable import counted
 
 if TYPE_CHECKING:
     from flowgrpo.schema.sections import Train
@@ -55,7 +56,8 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"{MOST_SAMPLES} in an iteration, take less"
         )
     together, shards = count_together(train, roots), processes // sharing
-    among = f"{processes} processes" if sharing == 1 else f"{processes} processes of which each {sharing} work together"
+    among = counted(processes, "process", "es")
+    among += f" of which each {sharing} work together" if sharing > 1 else ""
     least = 1 if whole else together * roots // train.updates  # of a part
     unit = together * (shards // math.gcd(shards, least))
     if train.groups % unit == 0:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import Run
 
 KEY, OF_EVALUATION = "run.generators", "run.evaluators"
@@ -76,15 +77,16 @@ def check(run: Run, processes: int) -> None:
     if run.evaluators:
         if processes < 1 + generators:
             raise InputError(
-                f"{OF_EVALUATION}: {run.evaluators} of {processes + run.evaluators} processes leave none that trains, take "
-                f"fewer, or more run.processes"
+                f"{OF_EVALUATION}: {run.evaluators} of {counted(processes + run.evaluators, 'process', 'es')} leave none "
+                f"that trains, take fewer, or more run.processes"
             )
         _check_whole(run, OF_EVALUATION, "an evaluator")
     if not generators:
         return
     if trainers < 1:
         raise InputError(
-            f"{KEY}: {generators} of {processes} processes leave none that trains, take {_fitting(processes)}"
+            f"{KEY}: {generators} of {counted(processes, 'process', 'es')} leave none that trains, take "
+            f"{_fitting(processes)}"
         )
     if max(generators, trainers) % min(generators, trainers):
         raise InputError(

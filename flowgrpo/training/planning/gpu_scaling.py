@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowgrpo.errors import InputError
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.distributed.minibatches import MOST_SAMPLES, check_geometry
 from flowgrpo.training.planning.collective_traffic import build_messages
@@ -184,13 +185,14 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"found when the run starts; counted here with the most that fits {gpu}: {as_overrides(found['found'])}"
     asked = next(each for each in found["costs"] if each["gpus"] == found["asked"])
     limit = found["limit"]
-    yield f"on {asked['gpus']} GPUs {_LIMITS[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
+    yield f"on {counted(asked['gpus'], 'GPU')} {_LIMITS[limit]}: {asked['seconds'][limit]:.1f} of {asked['total']:.1f} s"
     short = [str(each["gpus"]) for each in found["costs"] if each["peak"] > found["gpu_bytes"]]
     if short:
+        gpus = "1 GPU" if short == ["1"] else f"{', '.join(short)} GPUs"
         room = f"{found['gpu_bytes'] / GIB:.1f}"
-        yield f"on {', '.join(short)} GPUs it does not fit the {room} GiB of each; --gpu-memory {room} shows what to set"
+        yield f"on {gpus} it does not fit the {room} GiB of each; --gpu-memory {room} shows what to set"
     if found["refused"] is not None:
-        yield f"a run on {asked['gpus']} GPUs is refused: {found['refused']}"
+        yield f"a run on {counted(asked['gpus'], 'GPU')} is refused: {found['refused']}"
     if found["idle"]:
         yield f"{found['idle']} of them have nothing to sample: take fewer GPUs, or raise train.groups"
     for change in found["changes"]:

@@ -173,7 +173,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield "samples: decoded samples that wait for rewards; not counted: memory that rewards allocate while they run"
     if found["fits"]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
-        yield f"fits {_gib(room)} GiB: the peak is {_gib(found['peak'])}, in the phase {phase}; {_most(found['largest'])}"
+        yield f"fits {_gib(room)} GiB: the peak is {_gib(found['peak'])}, in the phase {phase}; {_largest(found['largest'])}"
     elif found["set"] is None:
         yield f"does not fit {_gib(room)} GiB with any setting that was tried; take a larger GPU, or smaller samples"
     else:
@@ -183,7 +183,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["graphs"]["rows"]:
         yield _graphs_line(**found["graphs"])
     for switch in found["switches"]:
-        yield f"with {as_overrides(switch['set'])}: a peak of {_gib(switch['peak'])}; {_most(switch['largest'])}"
+        if _outcome(switch) != _outcome(found):
+            yield f"with {as_overrides(switch['set'])}: {_outcome(switch)}"
 
 
 def _host_line(loading: int, prompts: int, bytes: int) -> str:
@@ -206,9 +207,13 @@ def _graphs_line(rows: int, bytes: int, kept_rows: int, kept_bytes: int) -> str:
     )
 
 
-def _most(largest: dict[str, int]) -> str:
-    if not any(largest.values()):
-        return "does not fit either"
+def _outcome(found: dict[str, Any]) -> str:
+    """Format the peak with a switch, or without one, and the largest batches that then fit."""
+    largest = found["largest"]
+    return f"a peak of {_gib(found['peak'])}; {_largest(largest) if all(largest.values()) else 'not enough alone'}"
+
+
+def _largest(largest: dict[str, int]) -> str:
     return ", ".join(f"{key} up to {rows}" for key, rows in largest.items())
 
 

@@ -58,9 +58,7 @@ def check_rewards(config: RunConfig, rewards: Sequence[Reward]) -> None:
 def plan_lines(most: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the plan's line, (label, text), of the `most` that a second stage adds; [] without a second stage."""
     rollout, update = (most["model_evaluations"][part] for part in ("rollout", "update"))
-    text = (
-        f"at most {most['decoded']} samples more, with {rollout:,} rollout + {update:,} update evaluations, if all fail"
-    )
+    text = f"at most {most['decoded']:,} samples more, with {rollout:,} rollout + {update:,} update evaluations, if all fail"
     return [("second stage", text)] * bool(most["decoded"])
 
 

@@ -20,12 +20,12 @@ from rewards.audio import Films, tensors
 
 @dataclass(frozen=True)
 class Check:
-    """One check of the doctor: a measurement, whether it passed, and advice if it did not."""
+    """One check of the doctor: a measurement, whether it passed, and advice."""
 
     name: str
     ok: bool
     value: str
-    advice: str = ""
+    advice: str = ""  # of a check that passed: a warning
     _: KW_ONLY
     table: Sequence[dict[str, Any]] = ()  # details: rows with the same keys
 
@@ -59,7 +59,9 @@ def warnings_heard() -> Iterator[list[str]]:
 
 
 def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Sequence[str] = ()) -> Check:
-    """Check that each reward varies within at least one group, and that there were no warnings.
+    """Check that a reward with a weight varies within at least one group, and that there were no warnings.
+
+    A constant reward beside it is named in the advice.
 
     `values` are the rewards (B, R) of each group, `warned` the warnings while they were computed.
     """
@@ -74,9 +76,17 @@ def spread(rewards: Sequence[Reward], values: Sequence[torch.Tensor], warned: Se
         if flat
         else ""
     )
+    ok = any(largest[reward.name] > 0 for reward in rewards if reward.weight) and not warned
     stds = ", ".join(f"{name} {std:.2g}" for name, std in largest.items())
     advice = "; ".join(dict.fromkeys(warned)) or advice
-    return Check("group_spread", not advice, f"standard deviation within {len(values[0])} samples: {stds}", advice)
+    return Check("group_spread", ok, f"standard deviation within {len(values[0])} samples: {stds}", advice)
+
+
+def reloaded(gap: float, moved: float, what: str, advice: str) -> Check:
+    """Check that saved and reloaded weights give the same `what` to within a tenth of what the change of weights moved."""
+    ok = gap <= moved / 10
+    value = f"saved and reloaded weights give the {what} to within {gap:.1e}, the limit is {moved / 10:.1e}"
+    return Check("lora_reload", ok, f"{value}: a tenth of the change", "" if ok else advice)
 
 
 def memory_left(device: torch.device, remedy: str, planned: Callable[[int], dict[str, Any]]) -> Check:

@@ -46,7 +46,8 @@ def never_learnt(lines: Sequence[Mapping[str, Any]], patience: int | None) -> st
     moved_nothing = (is_idle(line) or line.get("policy/learning_rate") == 0 for line in trained)
     if patience is None or not trained or not all(moved_nothing):
         return None
-    return f"nothing to learn in any of its {len(trained)} steps, {why(trained[-1])}"
+    steps = f"any of its {len(trained)} steps" if len(trained) > 1 else "its only step"
+    return f"nothing to learn in {steps}, {why(trained[-1])}"
 
 
 def broken(lines: Sequence[Mapping[str, Any]], patience: int | None) -> str | None:

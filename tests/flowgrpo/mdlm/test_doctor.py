@@ -104,6 +104,22 @@ def test_a_constant_reward_is_named(examined, tmp_path):
     assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
 
 
+def test_a_constant_reward_beside_one_that_differs_is_a_warning(examined, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "def flat(texts, prompts):\n    return [0.5] * len(texts)\n"
+        "def counted(texts, prompts):\n    return list(range(len(texts)))\n"
+    )
+    both = [{"use": "./own.py:counted"}, {"use": "./own.py:flat", "weight": 0.1}]
+    checks = examined(rewards=both)
+    assert checks["group_spread"]["ok"]
+    assert main(["doctor", "chosen.yaml"]) == 0
+    assert "\nwarn group_spread  standard deviation" in capsys.readouterr().out
+    assert "'flat' gave every sample of a group the same value" in checks["group_spread"]["advice"]
+    assert not examined(rewards=[{**both[0], "weight": 0}, both[1]])["group_spread"]["ok"], (
+        "nothing counts that differs"
+    )
+
+
 def test_other_prompts_are_answered_until_a_reward_differs(examined, tmp_path):
     (tmp_path / "late.py").write_text(
         "def late(texts, prompts):\n"
@@ -127,3 +143,4 @@ def test_an_export_that_loses_the_adapter_is_named(examined, monkeypatch):
     monkeypatch.setattr(doctor, "load_adapter", lambda predictor, folder: None)
     checks = examined(model__lora=LORA)
     assert [name for name, check in checks.items() if not check["ok"]] == ["lora_reload"]
+    assert checks["lora_reload"]["value"].startswith("saved and reloaded weights give the logits to within ")

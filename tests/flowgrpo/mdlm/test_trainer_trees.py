@@ -216,7 +216,7 @@ def test_rewards_of_predictions_are_counted_at_most(settings):
     planned = plan(settings(**GAIN))
     assert planned["reward_calls"] == 32 * (1 + 4)  # each of 4 steps, and the answer
     assert planned["at_most"]["reward_calls"]
-    assert "at most 160 reward calls" in dict(table(planned))["decoded"]
+    assert "at most 160 rewards" in dict(table(planned))["decoded"]
     assert not plan(settings(**TREE))["at_most"]["reward_calls"]
 
 

@@ -96,6 +96,7 @@ def test_below_a_section_stand_the_keys_that_can_be_set():
     ("key", "sentence"),
     [
         ("train.micro_bach", "--explain train.micro_bach: there is no such key, did you mean 'train.micro_batch'?"),
+        ("groups", "--explain groups: there is no such key, did you mean 'train.groups'?"),
         ("model.call.height", "--explain model.call.height: model.call has no keys of its own"),
         ("algorithm.tree.branches", "--explain algorithm.tree.branches: there is no such key, did you mean "),
     ],

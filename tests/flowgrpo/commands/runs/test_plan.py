@@ -159,6 +159,8 @@ def test_a_language_model_is_priced(workplace, printed):
         (["--gpu-type", "h100"], "--gpu-type: it is for --gpus N, say that too"),
         (["--gpus-per-node", "4"], "--gpus-per-node: it is for --gpus N, say that too"),
         (["--gpus", "0"], "--gpus"),
+        (["--gpu-memory", "24GB"], "Invalid value for '--gpu-memory': '24GB' is no number; give GiB, such as 23.6"),
+        (["--gpu-memory", "0.5"], "Invalid value for '--gpu-memory': 0.5 is no size of a GPU; give GiB, such as 23.6"),
         (["--gpus", "8", "--fixed-seconds", "inf"], "--fixed-seconds: inf is not a number of seconds, take 20, say"),
         (["--gpus", "12", "run.sharding=hsdp"], "--gpus: hsdp needs as many on every machine, and 12 are not 8 on"),
     ],

@@ -124,7 +124,8 @@ def test_plan_reads_for_people_too(workplace, capsys):
     assert "* decoded   ~ stochastic, trained" in shown
     words = " ".join(shown.split())
     assert "2 groups x 4 = 8 trajectories, 4 roots a group; 2 optimizer steps, split by groups" in words
-    assert "published num_inference_steps 10 (here 3), groups 48 (here 2), group_size 24 (here 4), updates 2" in words
+    stated = "num_inference_steps 10 (here 3), groups 48 (here 2), group_size 24 (here 4), updates 2"
+    assert f"published of flow_grpo's source, for Stable Diffusion 3.5 medium: {stated}" in words
     assert "warning" not in words
     uneven = ["algorithm.kernel={name: cps, log_prob: mean}", "model.call.num_inference_steps=10"]
     assert main(["plan", "tiny.yaml", *uneven]) == 0

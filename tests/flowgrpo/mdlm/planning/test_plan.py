@@ -207,7 +207,7 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert config.validate(planned["config"]) == config.load(arguments[1], arguments[2:])
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups x 8 = 32 answers of 4 tokens, 2 optimizer steps, 1 pass, split by groups" in shown
+    assert "4 groups x 8 = 32 answers of 4 tokens; 2 optimizer steps, split by groups" in shown
     assert ("published" in shown) == bool(PUBLISHED[preset])
     further = planned["second_stage"]
     assert ("at most" in shown) == (True in planned["at_most"].values() or further["decoded"] > 0)
@@ -215,12 +215,17 @@ def test_every_method_is_planned_by_the_command(settings, tmp_path, capsys, pres
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_optimizer_steps_of_all_passes_are_counted(settings):
+    batch = dict(table(plan(settings(train__passes=3))))["batch"]
+    assert batch.endswith("; 6 optimizer steps (3 passes of 2), split by groups")
+
+
 def test_published_numbers_stand_beside_those_of_the_run(settings):
     planned = plan(settings(algorithm__preset="coupled_grpo", train__learning_rate=1e-6))
     assert planned["published"]["train.learning_rate"] == {"source": 1e-6, "run": 1e-6}
     assert planned["published"]["algorithm.decoder.steps"] == {"source": 256, "run": None}
     shown = dict(table(planned))["published"]
-    assert shown.startswith("lora none, ema none (here ")
+    assert shown.startswith("of coupled_grpo's source, for DiffuCoder-7B: lora none, ema none (here ")
     assert "updates 1 (here 2), length 256 (here 4), decoder.steps 256 (here none), groups 8 (here 4)" in shown
     assert "learning_rate 1e-06, schedule.name cosine (here constant), schedule.floor 0.1 (here 0.0)" in shown
     d1 = plan(settings(algorithm__preset="diffu_grpo"))["published"]

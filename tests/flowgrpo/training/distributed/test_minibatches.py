@@ -126,7 +126,9 @@ def test_parts_differ_between_iterations_and_seeds():
 def test_what_cannot_be_dealt_evenly_is_refused_with_the_nearest_numbers(split, numbers, whole, said):
     groups, size, updates, processes = numbers
     train = Train(groups=groups, group_size=size, updates=updates, split=split)
-    with pytest.raises(InputError, match=re.escape(said.format("train.updates", "processes"))):
+    with pytest.raises(
+        InputError, match=re.escape(said.format("train.updates", "processes" if processes > 1 else "process"))
+    ):
         minibatches.check_geometry(train, Method(size, whole), processes)
 
 

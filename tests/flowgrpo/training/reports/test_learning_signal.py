@@ -120,7 +120,7 @@ def test_an_update_whose_gradient_is_0_learns_nothing(tmp_path):
 
 def test_a_run_of_one_step_at_rate_0_learns_nothing(tmp_path):
     chosen = settings(tmp_path, train__iterations=1, train__updates=1, train__schedule__warmup=5)
-    with pytest.raises(NothingToLearn, match=r"its 1 steps, its learning rate is 0 \(train.schedule.warmup\)$"):
+    with pytest.raises(NothingToLearn, match=r"in its only step, its learning rate is 0 \(train.schedule.warmup\)$"):
         trainer(chosen, held_out=0).run()
     longer = settings(tmp_path / "b", train__iterations=2, train__updates=1, train__schedule__warmup=5)
     trainer(longer, held_out=0).run()

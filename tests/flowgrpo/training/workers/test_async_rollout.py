@@ -141,7 +141,7 @@ def test_a_message_that_cannot_be_read_is_no_process_that_has_ended(of_two):
             3,
             "run.staleness: 2 generators for each process that trains work on 2 iterations at once, take 2 or more",
         ),
-        (1, 0, 1, "run.generators: 1 of 1 processes leave none that trains, take more run.processes"),
+        (1, 0, 1, "run.generators: 1 of 1 process leave none that trains, take more run.processes"),
     ],
 )
 def test_roles_that_cannot_be_shared_out_are_refused(generators, staleness, processes, said):
