@@ -212,7 +212,7 @@ class Reward:
         count = len(self._parameters)
         if count < 2 and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
             raise RewardError(
-                f"{self} takes {count} argument{'s' * (count != 1)}, a reward takes samples and prompts (see {CONTRACT})"
+                f"{self} takes {count or 'no'} argument, a reward takes samples and prompts (see {CONTRACT})"
             )
         for p in self._parameters[2:]:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in columns:
