@@ -90,7 +90,7 @@ def detect_kind(path: str) -> str:
 
 def _kind_of_folder(folder: Path) -> str:
     index, network = folder / "model_index.json", folder / "config.json"
-    folder_files.refuse_empty(folder)
+    folder_files.refuse_non_model(folder)
     for file in (index, network):
         folder_files.refuse_pointer(file)
     if index.is_file():

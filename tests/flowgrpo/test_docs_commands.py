@@ -69,6 +69,9 @@ WORDS = {
         ),
     },
     "docs/reference/models.md": {"FOLDER": ("{tiny}", OWN)},
+    "docs/guides/evaluation.md": {
+        "evaluations/shapes-eval/redder-step-000006": ("evaluations/shapes-eval/redder-step-000002", LONG)
+    },
     "docs/guides/export.md": {"redder-lora": ("redder-lora-{line}", AGAIN)},
     "docs/guides/texts.md": {"MODEL": ("digits", OWN), "length=256": ("length=12", LONG)},
     "docs/research/methods/drafts.md": {

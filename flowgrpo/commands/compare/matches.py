@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowgrpo.commands.compare.runs import Run
 from flowgrpo.commands.page_parts.cards import Card, Shown
@@ -64,14 +64,18 @@ class Match:
     seed: int | None
     columns: list[Column]
 
-    @property
-    def bases(self) -> list[tuple[list[Run], Shown]]:
-        """Distinct samples before training, each with the runs that have it (files with equal bytes)."""
-        by_bytes: dict[bytes, tuple[list[Run], Shown]] = {}
+    def bases(self, *, redefined: bool = False) -> list[tuple[list[Run], Shown]]:
+        """Return distinct samples before training (by their bytes), with the rewards of all runs that have them.
+
+        If a reward is `redefined` in some run, each run has its own.
+        """
+        distinct: dict[tuple[bytes, int | None], tuple[list[Run], Shown]] = {}
         for column in self.columns:
-            if column.base is not None:
-                by_bytes.setdefault(column.base.file.read_bytes(), ([], column.base))[0].append(column.run)
-        return list(by_bytes.values())
+            if (base := column.base) is not None:
+                key = base.file.read_bytes(), column.run.index if redefined else None
+                having, shown = distinct.get(key, ([], base))
+                distinct[key] = [*having, column.run], replace(shown, rewards=base.rewards | shown.rewards)
+        return list(distinct.values())
 
     @property
     def complete(self) -> bool:

@@ -26,11 +26,13 @@ def comparison(folders: Sequence[Path]) -> str:
     """Return the page of two or more runs or folders of samples; raise InputError if one cannot be read."""
     runs = read_runs(folders)
     rows = matches(runs)
-    comparable = have_same_totals(runs) and not find_redefined(runs)
+    redefined = bool(find_redefined(runs))
+    comparable = have_same_totals(runs) and not redefined
     axes = ["step", *(COSTS if all(run.costs for run in runs if run.means) else ())]
     tables = [_table(runs, "settings"), _table(runs, "environment")]
     steps = shown_steps(rows)
-    finals = [column.final for match in rows for column in match.columns if column.final]
+    columns = [column for match in rows for column in match.columns]
+    finals = [column.final for column in columns if column.final]
     return template("compare.html.jinja").render(
         runs=runs,
         facts=_facts,
@@ -40,10 +42,12 @@ def comparison(folders: Sequence[Path]) -> str:
         tables=[table for table in tables if table is not None],
         matches=rows,
         steps=steps,
+        rewards=list(dict.fromkeys(name for each in columns for sample in each.samples for name in sample.rewards)),
         aparts=[[match.apart(step) for step in steps] for match in rows],
         disagreements=disagreements(rows, comparable),
         changes=changes(rows, comparable),
         comparable=comparable,
+        redefined=redefined,
         texts=any(final.answer is not None for final in finals),
         sounds=any(final.outline is not None for final in finals),
         longest=LONGEST,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -114,7 +115,7 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
             index=index,
             name=name,
             config=config,
-            settings=in_words(config),
+            settings=in_words(_name_rewards(config)),
             environment=in_words(_environment(folder)),
             metrics=metrics,
             trained=trained,
@@ -124,6 +125,22 @@ def _read(folder: Path, index: int, name: str, folders: int) -> Run:
             watched=watched_names(config),
             cards=cards,
         )
+
+
+def _name_rewards(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with a text for each reward under its name, such as `rewards.redness`, in place of lists."""
+    named: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in ("rewards", "eval_rewards"):
+            named |= {f"{key}.{name_of(use)}": _describe_reward(use) for use in value}
+        else:
+            named[key] = value
+    return named
+
+
+def _describe_reward(use: Mapping[str, Any]) -> str:
+    given = {key: value for key, value in use.items() if key != "use" and (value or key == "weight")}
+    return ", ".join([use["use"], *(f"{key} {json.dumps(value, default=str)}" for key, value in given.items())])
 
 
 def _environment(folder: Path) -> dict[str, Any]:

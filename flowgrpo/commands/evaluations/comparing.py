@@ -114,6 +114,8 @@ def sentences(common: Sequence[Results], results: Sequence[Results], compared: S
     for each, kept in zip(results, common, strict=True):
         if left := len({one.index for one in each.samples}) - len({one.index for one in kept.samples}):
             found.append(f"{each.asked['name']}: {left} prompts are not in all evaluations and are left out")
+    if any(summary.overlaps for numbers in compared for summary in numbers.summaries):
+        found.append("a prompt may be in several categories")
     return [*found, asked["note"]] if asked["note"] else found
 
 

@@ -11,7 +11,8 @@ import typer
 
 from flowgrpo import config
 from flowgrpo.commands import options
-from flowgrpo.commands.evaluations.results import is_evaluation
+from flowgrpo.commands.evaluations.results import ASKED, is_evaluation
+from flowgrpo.commands.samples.sampling import is_config
 from flowgrpo.commands.terminal import Format, out, print_json, print_line
 from flowgrpo.data import run_folders
 from flowgrpo.data.evaluation import sets
@@ -89,12 +90,8 @@ def evaluate(
         name = name or own.prompts.eval
         notes = [OWN] if name == own.prompts.eval else []
     if models and name is None:
-        lost = next((word for word in models if "/" in word and not Path(word).exists()), "")
-        near = run_folders.hint(Path(lost)) if lost else ""
-        raise InputError(
-            f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts"
-            + (f"; there is no run {lost}{near}" if near else "")
-        )
+        _refuse_missing(models)
+        raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
     if name is not None and sets.find_set(name) is None and not uses:
         sets.own_set(name, by, [])  # raises
     given = {"--set": name, "--by": by, "--reward": reward, "--samples": samples, "--limit": limit, "--step": step}
@@ -146,6 +143,16 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if not targets:
         raise InputError("name a model, a config, a run or the folder of an evaluation before KEY=VALUE")
     return targets, overrides
+
+
+def _refuse_missing(words: Sequence[str]) -> None:
+    """Raise InputError if a word is a path to a folder that does not exist, and can be no hub id or config."""
+    for word in words:
+        folder = Path(word)
+        is_path = word.count("/") > 1 or ("/" in word and folder.parent.is_dir())
+        if is_path and not folder.exists() and not is_config(word):
+            near = run_folders.hint(folder, ASKED) or run_folders.hint(folder)
+            raise InputError(f"{word}: there is no such folder{near}")
 
 
 def _report(results: Sequence[Results], form: str, page: Path, notes: Sequence[str]) -> None:

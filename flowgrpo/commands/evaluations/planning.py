@@ -142,8 +142,13 @@ def _check_folder(folder: Path, asked: Mapping[str, Any]) -> None:
     before = read_asked(folder)
     for key in (key for key in asked if key not in FREE):
         if before.get(key) != asked[key]:
-            word = {"content": "its prompts", "files": "the files of its model"}.get(key, key)
+            names = {
+                "content": "prompts",
+                "prompts": "prompts or --limit",
+                "samples": "--samples",
+                "files": "model files",
+            }
+            word = names.get(key, key)
             raise InputError(
-                f"{folder}: holds samples of another evaluation, of which {word} differs; name another folder by --out, "
-                "or take that one away"
+                f"{folder}: holds another evaluation (other {word}); give another --out, or delete that folder"
             )

@@ -52,6 +52,13 @@ class Summary:
         """The categories and, last, the total, if anything was scored."""
         return [*self.categories, *([self.total] if self.total else [])]
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a prompt is in several categories, apart from those above its own."""
+        names = [each.name for each in self.categories]
+        tops = [index for each in self.categories if parent(each.name, names) is None for index in each.shares]
+        return len(set(tops)) < len(tops)
+
 
 def summarise(samples: Sequence[Scored], reward: str, total: str) -> Summary:
     """Return the statistics of a reward; `total` is `prompts` or `categories`, as in `EvaluationSet`."""

@@ -42,7 +42,7 @@ class StepRow:
     whisker: tuple[float, float]  # start and end of its standard error
     spread: str  # standard deviation of the redraws' rewards
     advantage: str
-    foretold: tuple[Tile, Tile]  # predictions of the clean sample before and after the step
+    predicted: tuple[Tile, Tile]  # predictions of the clean sample before and after the step
     tiles: list[Tile]  # the redraws and the sample, those without a reward first, then from the worst to the best
     better: int  # redraws with a larger reward than the sample's
 
@@ -54,14 +54,14 @@ class StepRow:
         known = [look.reward for look in step.redraws if look.reward is not None]
         return cls(
             step=step,
-            share="–" if share is None else f"{100 * share.share:.0f}% ± {100 * share.error:.0f}".replace("-", "−"),
+            share="–" if share is None else f"{round(100 * share.share)}% ± {100 * share.error:.0f}".replace("-", "−"),
             bar=0.0 if share is None else _percent(share.share),
             whisker=(0.0, 0.0)
             if share is None
             else (_percent(share.share - share.error), _percent(share.share + share.error)),
             spread=number(step.deviation, 2),
             advantage="–" if advantage is None else f"{'+' if advantage > 0 else ''}{number(advantage, 2)}",
-            foretold=(Tile(step.before), Tile(step.after)),
+            predicted=(Tile(step.before), Tile(step.after)),
             tiles=sorted(tiles, key=lambda tile: -math.inf if tile.look.reward is None else tile.look.reward),
             better=0 if sample.reward is None else sum(reward > sample.reward for reward in known),
         )
@@ -113,8 +113,10 @@ class Explained:
         if redraws and own is not None:
             best, row = max(redraws, key=lambda each: each[0])
             if best > own:
-                gain = f"would have given reward {number(best)} in place of {number(own)}"
-                words.append(f"The best of all redraws, other noise in step {row.step.index + 1} alone, {gain}.")
+                words.append(
+                    f"The best redraw (new noise in step {row.step.index + 1} only) has reward {number(best)} instead of "
+                    f"{number(own)}."
+                )
             else:
                 words.append(f"No redraw of a single step is better than this sample, of reward {number(own)}.")
         return words

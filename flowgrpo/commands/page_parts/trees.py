@@ -17,7 +17,7 @@ from flowgrpo.training.reports.tree_store import KeptNode, TreeFolder
 LARGEST = 12 << 20  # bytes of kept trees; of more, the page shows fewer iterations
 TREES = "trees.html"  # in a run's folder
 SIDE = 56  # pixels of a picture's longer side
-GAP = 30  # pixels between two columns
+GAP = 24  # pixels between two columns
 BELOW = 14  # pixels between two rows, which hold the bar of a reward
 LEFT, TOP = 24, 8
 
@@ -51,11 +51,13 @@ class Drawing:
 
     @property
     def columns(self) -> list[dict[str, Any]]:
-        """Each step of the schedule: its noise level, and the spread of siblings' rewards after the step before it."""
+        """Each step of the schedule: its left edge with half a gap, its noise level, and the spread of siblings' rewards
+        after the step before it.
+        """
         spreads = {spread.step + 1: number(spread.deviation, 2) for spread in self.forest.spreads}
         levels = [f"{sigma:.0%}" if self.texts else f"σ {sigma:.2f}" for sigma in self.forest.tree.sigmas]
         return [
-            {"x": self.x(step), "step": step, "level": level, "spread": spreads.get(step)}
+            {"x": self.x(step) - GAP / 2, "step": step, "level": level, "spread": spreads.get(step)}
             for step, level in enumerate(levels)
         ]
 
@@ -69,7 +71,7 @@ class Drawing:
         """Each node: its position in pixels, its depth (1 for a root), its picture, its reward's bar, and its label."""
         spots = []
         for place, node in enumerate(self.forest.nodes):
-            what = "sample" if not node.estimated else "canvas" if self.texts else "foretold"
+            what = "sample" if not node.estimated else "canvas" if self.texts else "predicted"
             earned = "" if node.advantage is None else f", advantage {number(node.advantage)}"
             spot = {
                 "place": place,
@@ -137,7 +139,7 @@ class Drawing:
         if node.seed is not None:
             facts.append(("starts from", f"seed {node.seed}"))
         if node.total is not None:
-            facts.append(("reward, foretold" if node.estimated else "reward", number(node.total)))
+            facts.append(("reward, predicted" if node.estimated else "reward", number(node.total)))
         if len(forest.tree.names) > 1:
             facts += [(name, number(reward)) for name, reward in zip(forest.tree.names, node.rewards, strict=False)]
         if forest.children[place]:
@@ -156,7 +158,7 @@ class Drawing:
         if node.advantage is not None:
             facts.append(("advantage", f"{'+' if node.advantage > 0 else ''}{number(node.advantage)}"))
         others = forest.mates[node.compared] - 1
-        facts.append(("compared", f"unit {node.unit} with {others} other{'s' if others != 1 else ''}"))
+        facts.append(("comparison set", f"unit {node.unit} and {others} other{'s' if others != 1 else ''}"))
         facts.append(("weight in the loss", number(node.weight) if node.updated else "not trained on"))
         return facts
 
@@ -174,7 +176,7 @@ class Drawing:
             return words
         step = forest.nodes[rise.node].step
         return (
-            f"{words} On its way the reward of what the model foretells rose most in step {step}: "
+            f"{words} On its way the predicted reward rose most in step {step}: "
             f"{number(rise.before)} → {number(rise.after)} ({difference(rise.before, rise.after)})."
         )
 
@@ -212,8 +214,8 @@ def write_trees(run: Path, out: Path) -> Path:
     trees = folder.read(shown_steps(folder.sizes()))
     if not trees:
         raise InputError(
-            f"{run}: it kept no trees; train with run.trees={{every: 8}}, and it keeps those of every 8th iteration, unless "
-            "run.engine or data.groups make the samples of a flow model"
+            f"{run}: it kept no trees; train again with run.trees='{{every: 8}}' (a flow model without run.engine and "
+            "data.groups)"
         )
     by_step = defaultdict(list)
     for tree in trees:
@@ -225,6 +227,7 @@ def write_trees(run: Path, out: Path) -> Path:
         method=algorithm.get("preset") if isinstance(algorithm, dict) else None,
         iterations=iterations,
         texts=Drawing(Forest(trees[0])).texts,
+        gap=GAP,
         number=number,
     )
     return write_page(out, page)

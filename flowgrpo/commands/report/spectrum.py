@@ -15,7 +15,7 @@ WIDTH, HEIGHT, TOP, BOTTOM = 640, 180, 22, 40
 LABELS = 12  # largest number of labelled bars
 
 NO_TREES = (
-    "The run kept no trees. With run.trees={every: 8} a run keeps the trees of every 8th iteration for this section."
+    "The run kept no trees. With run.trees='{every: 8}' a run keeps the trees of every 8th iteration for this section."
 )
 NO_SIBLINGS = (
     "In the kept trees no state has several noisy children whose rewards are known, so the noise of single steps cannot be "

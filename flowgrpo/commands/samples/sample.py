@@ -82,9 +82,10 @@ def choose_rows(texts: Sequence[str] | None, prompts_file: str | None, seed: int
 @contextmanager
 def as_options() -> Iterator[None]:
     """Name command-line options instead of keys such as `model.dtype` in an InputError."""
+    options = {f"model.{name}": f"--{name.replace('_', '-')}" for name in ("variant", *vars(Switches()))}
+    options["model.lora.path"] = "--adapter"
     try:
         yield
     except InputError as error:
-        names = "|".join(("variant", *vars(Switches())))
-        sentence = re.sub(rf"\bmodel\.({names})\b", lambda key: f"--{key[1].replace('_', '-')}", str(error))
-        raise InputError(sentence) from error
+        keys = "|".join(map(re.escape, options))
+        raise InputError(re.sub(rf"\b({keys})\b", lambda key: options[key[1]], str(error))) from error

@@ -99,6 +99,9 @@ def score_folder(folder: Path, rewards: Sequence[Reward], batch_size: int = BATC
                 for i, value in values.items():
                     scores[i][reward.name] = value
                 scoring.advance(len(values))
+    for name in (reward.name for reward in rewards):
+        if all(values[name] is None for values in scores):
+            say(f"{name}: it applies to none of the samples; it may need columns that they lack, or other prompts")
     if sentence := describe_unscored(folder, files):
         say(f"--samples: {sentence}")
     return [

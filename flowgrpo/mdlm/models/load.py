@@ -140,7 +140,7 @@ def model_paths(path: str) -> tuple[str, str]:
 
 def _refuse_others(path: str, folder: Path) -> None:
     """Raise InputError for a folder that is empty, or holds a pipeline or network other than a language model."""
-    folder_files.refuse_empty(folder)
+    folder_files.refuse_non_model(folder)
     folder_files.refuse_pointer(folder / INDEX)
     if is_pipeline(str(folder)):
         folder_files.refuse_missing(folder, PARTS)

@@ -141,7 +141,7 @@ def _locate(path: str) -> Path:
 def _choose(path: str, names: Iterable[str]) -> str:
     names = set(names)
     if "model_index.json" in names:
-        raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; its place is model.path")
+        raise InputError(f"{KEY}: {path} is a whole pipeline, not a LoRA; give it as the model")
     files = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
     for usual in USUAL:
         if usual in files:
@@ -190,7 +190,7 @@ def _read_run(path: str, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
     model = read_map(folder / "config.yaml").get("model")
     lora = model.get("lora") if isinstance(model, dict) else None
     if not isinstance(lora, dict):
-        raise InputError(f"{KEY}: the run {path} trained every weight; export it and set model.path to the export")
+        raise InputError(f"{KEY}: the run {path} trained every weight; export it and give the export as the model")
     last = checkpoint.find(folder / "checkpoints")
     checkpoint.check(last)
     tensors, _ = _read_file(path, last / checkpoint.WHOLE)

@@ -131,10 +131,15 @@ def is_network(folder: Path) -> bool:
     return isinstance(written, dict) and "_class_name" in written
 
 
-def refuse_empty(folder: Path) -> None:
-    """Raise InputError if a folder is empty."""
+def refuse_non_model(folder: Path) -> None:
+    """Raise InputError if a folder is empty or a run's."""
     if not any(folder.iterdir()):
         raise InputError(f"{KEY}: {folder} is an empty folder")
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        raise InputError(
+            f"{KEY}: {folder} is a run; export it and give the export (of a LoRA: give its model, and "
+            f"model.lora.path={folder})"
+        )
 
 
 def refuse_pointer(file: Path) -> None:
@@ -217,7 +222,7 @@ def _check_component(folder: Path, names: list[str], weights: Weights | None, *,
     for name in names:
         if name.endswith(BESIDE):
             refuse_pointer(folder / name)
-    refuse_empty(folder)
+    refuse_non_model(folder)
     if weights is None:
         if needs_weights:
             refuse_lack(str(folder), names)

@@ -170,7 +170,7 @@ def index_of(path: str) -> dict[str, Any]:
             f"{nearest(path, [*embedded.names('flow'), *beside])}"
         )
     if Path(source).is_dir() and not (Path(source) / "model_index.json").is_file():
-        folder_files.refuse_empty(Path(source))
+        folder_files.refuse_non_model(Path(source))
         language = "; for a language model set kind: mdlm" if (Path(source) / "config.json").is_file() else ""
         hint = f"; {folder_files.REMEDY}" if folder_files.is_network(Path(source)) else language
         raise InputError(f"model.path: {path} is no diffusers pipeline, it has no model_index.json{hint}")

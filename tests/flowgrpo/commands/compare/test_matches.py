@@ -40,9 +40,20 @@ def test_a_base_with_equal_bytes_is_shown_once(tmp_path):
         c=[line("cat", 0, 11), line("cat", 2, 30)],
         d=[line("cat", 0, 10)],  # samples of no run: nothing came before them
     )
-    assert [[run.letter for run in runs] for runs, _ in found[0].bases] == [["A", "B"], ["C"]]
+    assert [[run.letter for run in runs] for runs, _ in found[0].bases()] == [["A", "B"], ["C"]]
+    assert [[run.letter for run in runs] for runs, _ in found[0].bases(redefined=True)] == [["A"], ["B"], ["C"]]
     assert found[0].columns[3].base is None
     assert [sample.step for sample in found[0].columns[3].trained] == [0]
+
+
+def test_a_base_has_the_rewards_of_all_its_runs(tmp_path):
+    found = read(
+        tmp_path,
+        a=[line("cat", 0, 10, r=0.5, s=None), line("cat", 4, 20)],
+        b=[line("cat", 0, 10, r=0.5, t=0.25), line("cat", 4, 30)],
+    )
+    ((_, base),) = found[0].bases()
+    assert base.rewards == {"r": 0.5, "s": None, "t": 0.25}
 
 
 def test_each_run_shows_its_latest_step_that_is_not_after_the_chosen_one(tmp_path):

@@ -99,8 +99,53 @@ def test_rewards_that_differ_are_said_and_drawn_one_by_one(tmp_path):
     assert "B − A" not in page
 
 
+def test_a_card_has_no_totals_that_cannot_be_compared(tmp_path):
+    """B's total is 0.3 × r + s; what its sample gained in r is 0.25 - 0.5."""
+    weights = {"a": {"r": 1.0}, "b": {"r": 0.3, "s": 1.0}}
+    configs = {
+        run: {"rewards": [{"use": name, "name": None, "weight": weight} for name, weight in uses.items()]}
+        for run, uses in weights.items()
+    }
+    lasts = {"a": {"r": 0.75}, "b": {"r": 0.25, "s": 0.125}}
+    base = {"prompt": "cat", "seed": 1, "step": 0, "shade": 50, "rewards": {"r": 0.5, "s": 0.0}}
+    a, b = (
+        trained_run(tmp_path / run, [base, {**base, "step": 2, "rewards": last}], evaluated(0.1), config=configs[run])
+        for run, last in lasts.items()
+    )
+    page = page_of(tmp_path, a, b)
+    shown = plain(re.search('<div class="row">.*?</figure>', page, re.DOTALL).group())
+    assert shown.startswith("before step 0 r 0.500 s 0.00 A step 2 r 0.750 +0.250")
+    assert "B step 2 r 0.250 −0.250 s 0.125 +0.125" in shown
+
+
+def test_a_reward_that_differs_has_one_row_of_settings(tmp_path):
+    def use(name, **fields):
+        return {
+            "use": f"./m.py:{name}",
+            "weight": 1.0,
+            "offset": 0.0,
+            "options": {},
+            "name": None,
+            "of": None,
+            **fields,
+        }
+
+    watching = {"rewards": [use("r")], "eval_rewards": [use("s", options={"size": 3})]}
+    a = trained_run(tmp_path / "a", samples(0.7), {}, config=watching)
+    b = trained_run(
+        tmp_path / "b", samples(0.7), {}, config={"rewards": [use("s"), use("r", weight=0.3)], "eval_rewards": []}
+    )
+    (table,) = re.findall("<details.*?</details>", page_of(tmp_path, a, b), re.DOTALL)
+    rows = [plain(row) for row in re.findall("<tr>.*?</tr>", table)[1:]]
+    assert rows == [
+        'eval_rewards.s ./m.py:s, options {"size": 3}, weight 1.0 –',
+        "rewards.r ./m.py:r, weight 1.0 ./m.py:r, weight 0.3",
+        "rewards.s – ./m.py:s, weight 1.0",
+    ]
+
+
 def test_settings_that_differ_are_listed_and_the_others_counted(tmp_path):
-    """Kind, preset, seed, five keys of the reward and the empty list of watched ones agree; of the environment Python."""
+    """Kind, preset, seed and the reward agree; of the environment Python."""
     configs = [{"train": {"rate": rate}, "run": {"name": name, "seed": 7}} for rate, name in ((0.1, "a"), (0.25, "b"))]
     a, b = (
         trained_run(tmp_path / name, samples(0.7), evaluated(0.1, 0.2), config=config)
@@ -109,7 +154,7 @@ def test_settings_that_differ_are_listed_and_the_others_counted(tmp_path):
     alone = sampled(tmp_path / "alone", samples(0.7))
     page = page_of(tmp_path, a, alone, b)
     (table,) = re.findall("<details.*?</details>", page, re.DOTALL)
-    assert plain(table) == "1 setting differs , 9 agree, in A, C A C train.rate 0.1 0.25"
+    assert plain(table) == "1 setting differs , 4 agree, in A, C A C train.rate 0.1 0.25"
     agree = plain(re.search(r'<p class="agree">.*?</p>', page).group())
     assert agree == "No facts of the environment differ, 1 agrees, in A, C."
 

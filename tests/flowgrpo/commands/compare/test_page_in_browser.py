@@ -110,6 +110,20 @@ def test_pictures_are_enlarged_and_settings_opened_by_keyboard(browser, page_fil
         assert page.told == []
 
 
+@pytest.mark.parametrize("width", [390, 1300])
+def test_names_and_numbers_of_rewards_fit_their_column(browser, tmp_path, width):
+    before = {"prompt": "cat", "seed": 0, "step": 0, "shade": 9, "rewards": {"redness": -0.0123, "pick_score": 0.0}}
+    after = {**before, "step": 2, "rewards": {"redness": -0.00246, "pick_score": 123.4}}
+    runs = [trained_run(tmp_path / name, [before, after], {}) for name in "ab"]
+    with opened(browser, write_gallery(runs, tmp_path / "page.html"), width) as page:
+        heights = page.locator(".rewards th").evaluate_all("all => all.map(each => each.clientHeight)")
+        assert max(heights) < 2 * min(heights) < 50
+        beyond = """all => all.filter(each => each.getBoundingClientRect().right
+            > each.closest(".column").getBoundingClientRect().right + 1).length"""
+        assert page.locator(".rewards td").count() == 2 + 2 * 4
+        assert page.locator(".rewards td").evaluate_all(beyond) == 0
+
+
 def test_words_of_others_are_shown_as_they_are(browser, page_file):
     with opened(browser, page_file) as page:
         assert page.locator("figcaption").nth(1).inner_text() == WILD

@@ -80,6 +80,7 @@ def test_a_run_and_its_model_are_compared_in_pairs(own, tiny_model, printed):
         assert Path(one["folder"], "0000.png").read_bytes() == Path(f"runs/t/samples/step-{step}/0000.png").read_bytes()
     again = printed("evaluate", before["folder"], after["folder"])
     assert re.search(r"total +4 .* [+−]\d\.\d+ ± \d", again)
+    assert "\na prompt may be in several categories\n" in again  # a square is blue, too
     printed("gallery", before["folder"], after["folder"], "--out", "g.html")  # a folder of samples with rewards
 
 
@@ -100,6 +101,10 @@ def test_an_option_is_refused_where_all_is_done(own, printed, refused):
     printed("evaluate", "runs/t", "--set", "set.jsonl", "--reward", REDNESS, "--limit", "1", "--out", "e")
     said = refused("evaluate", "e", "--reward", "jpeg_size", "--limit", "2")
     assert said == "e: its evaluation is done, there is nothing to set; leave --reward and --limit out"
+    shutil.copytree("e", "evaluations/x/t-000002")
+    said = refused("evaluate", "evaluations/x/t-000002", "evaluations/x/t-000006")
+    assert said == "evaluations/x/t-000006: there is no such folder, did you mean 'evaluations/x/t-000002'?"
+    assert refused("evaluate", "e", "owner/t").startswith("--set: name an evaluation set")
 
 
 FAILING = """
@@ -159,11 +164,14 @@ def test_further_rewards_and_other_categories_take_the_samples_that_are_there(ow
     assert both["rewards"]["redness"]["mean"] == first["mean"]
     assert both["mean"] == both["rewards"]["jpeg_size"]["mean"] < 0
     assert [each["name"] for each in both["categories"]] == ["round", "square", "blue"]
-    assert "e: holds samples of another evaluation, of which samples differs" in refused(
-        *words, REDNESS, "--samples", "2"
-    )
-    said = refused(*words, REDNESS, "model.call.num_inference_steps=2")
-    assert "of which model differs" in said
+    for other, said in {
+        "--samples=2": "--samples",
+        "--limit=2": "prompts or --limit",
+        "model.dtype=bfloat16": "model",
+    }.items():
+        assert f"e: holds another evaluation (other {said}); give another --out, or delete" in refused(
+            *words, REDNESS, other
+        )
 
 
 def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
@@ -171,7 +179,7 @@ def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
     found = printed(*words, *form)
     assert evaluating.OWN in printed(*words)
     assert evaluating.OWN not in printed(*words, "--set", "set.jsonl", "--out", "d")
-    assert refused("evaluate", "runs/s").endswith("a file of prompts; there is no run runs/s, did you mean 'runs/t'?")
+    assert refused("evaluate", "runs/s") == "runs/s: there is no such folder, did you mean 'runs/t'?"
     assert (found["set"], list(found["rewards"])) == (config.of_run(Path("runs/t")).prompts.eval, ["redness"])
     ours = printed(*words, "--set", "set.jsonl", "--out", "e", *form)
     assert (ours["set"], ours["n"], list(ours["rewards"])) == ("set.jsonl", 4, ["redness"])
@@ -230,6 +238,7 @@ def test_a_set_that_comes_with_the_package_and_an_embedded_model_print_tables(wo
     assert len(lines("evaluations/geneval/sd3/manifest.jsonl")) == 48  # four of each
     shown = printed("evaluate", "shapes", "--set", "shapes:eval", "--limit", "8", "model.call.num_inference_steps=2")
     assert re.search(r"relation +\d", shown)
+    assert "several categories" not in shown
     assert re.search(r"total +8 +\d\.\d+ ± \d\.\d+", shown)
 
 

@@ -95,6 +95,14 @@ def test_categories_below_another_come_behind_it():
     ]
 
 
+@pytest.mark.parametrize(
+    ("categories", "overlaps"), [([["a"], ["b"]], False), ([["A", "A - x"], ["A"]], False), ([["a", "b"], ["b"]], True)]
+)
+def test_a_prompt_of_several_categories_is_told_from_one_below_another(categories, overlaps):
+    samples = [scored(index, 1.0, names) for index, names in enumerate(categories)]
+    assert summarise(samples, "mine", "prompts").overlaps is overlaps
+
+
 def test_a_mean_of_a_category_without_an_error_has_none():
     found = mean_of("x", [ratio("a", [(0, [1.0]), (1, [0.0])]), ratio("b", [(2, [1.0])])])
     assert (found.n, found.mean, found.error) == (3, 0.75, None)

@@ -25,6 +25,7 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
     assert [tile.look.reward for tile in second.tiles] == [None, 0.4, 0.5, 0.6]
     assert (first.better, second.better, third.better) == (1, 1, 0)
     assert first.share == "62% ± 12"
+    assert explained(step(0, [0.4], share=-0.004)).rows[0].share == "0% ± 12"
     assert second.share == "−6% ± 12"
     assert (first.advantage, second.advantage, third.advantage) == ("+1.5", "−0.25", "–")
     assert (first.spread, second.spread) == ("0.35", "0.14")  # sqrt(0.37 / 3) and 0.2 / sqrt(2)
@@ -36,9 +37,7 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     decides, best = explained(*SEVERAL).sentences
     assert decides == "The noise of step 1 has the largest share of the reward's variance from this start: 62% ± 12."
-    assert best == (
-        "The best of all redraws, other noise in step 1 alone, would have given reward 0.900 in place of 0.500."
-    )
+    assert best == "The best redraw (new noise in step 1 only) has reward 0.900 instead of 0.500."
     (_, none) = explained(step(0, [0.1, 0.2], share=1.0)).sentences
     assert none == "No redraw of a single step is better than this sample, of reward 0.500."
     assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")

@@ -93,11 +93,20 @@ def test_a_look_tells_a_state_and_the_step_that_earned_most(browser, pages):
         article = page.locator("article").first
         article.locator(".spot[data-n='1'] .frame").hover()
         facts = article.locator("dl").inner_text()
-        for words in ("flow_sde 0.7, noise 0.30", "+1.00", "unit 0 with 2 others", "−1.250"):
+        for words in ("flow_sde 0.7, noise 0.30", "+1.00", "unit 0 and 2 others", "−1.250"):
             assert words in facts
         article.locator(".spot[data-n='5'] .frame").click()
         assert article.locator("tr.most").inner_text().split() == ["step", "2", "0.700", "+0.600"]
         assert article.locator(".spot[data-n='4'] .rise").count() == 1
+
+
+@pytest.mark.parametrize(("name", "trained"), [("trees", 1), ("texts", 2)])
+def test_the_trained_edge_is_in_view_where_the_tree_is_wider(browser, pages, name, trained):
+    """A page opens at the last trained state on the way to the best sample: the first step of one, the last of the other."""
+    with opened(browser, pages[name], width=300) as page:
+        spot = page.locator(f".spot[data-n='{trained}']").first
+        view, state = (each.bounding_box() for each in (page.locator(".view").first, spot))
+        assert view["x"] < state["x"] < state["x"] + state["width"] < view["x"] + view["width"]
 
 
 def test_the_slider_walks_the_iterations(browser, pages):

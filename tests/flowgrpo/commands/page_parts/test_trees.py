@@ -70,14 +70,14 @@ def test_the_page_tells_what_each_node_is_worth(tmp_path):
     assert told[0] == {
         "step": "0 of 3, σ 1.000",
         "starts from": "seed 5",
-        "reward, foretold": "0.00",
+        "reward, predicted": "0.00",
         "value": "0.600, where ODE leads",
         "mean beyond": "0.500",
     }
     assert told[1].items() >= {
         ("came by", "flow_sde 0.7, noise 0.30"),
         ("advantage", "+1.00"),
-        ("compared", "unit 0 with 2 others"),
+        ("comparison set", "unit 0 and 2 others"),
         ("weight in the loss", "1.00"),
         ("log-probability", "−1.250"),
     }
@@ -90,7 +90,7 @@ def test_the_page_tells_what_each_node_is_worth(tmp_path):
     }
     assert "The best of 3 samples has reward 0.900, their mean is 0.500." in page
     assert "rose most in step 2: 0.100 → 0.700 (+0.600)" in page
-    assert "the noise of step 1 decides most: their rewards lie 0.35 from each other" in page
+    assert "the noise of step 1 decides most: the standard deviation of their rewards is 0.35." in page
 
 
 def test_edges_have_the_sign_and_the_size_of_their_advantages(tmp_path):
@@ -122,7 +122,7 @@ def test_canvases_of_texts_are_told_as_texts(tmp_path):
     answer = node(0, 3, 1.0, picture=shade(9), text="a ▢<i>", advantage=0.5, unit=0, compared=(0,))
     page = page_of(tmp_path, tree([node(None, 0, picture=shade(9), text="▢▢"), answer]))
     assert "a cell for each token" in page
-    assert "foretells" not in page
+    assert "model predicts" not in page
     assert "<i>" not in page.partition("<main>")[2].partition("</main>")[0]
     assert facts(page)[0]["step"] == "0 of 3, 100% masked"
 
@@ -130,7 +130,7 @@ def test_canvases_of_texts_are_told_as_texts(tmp_path):
 def test_a_run_without_trees_says_how_to_keep_them(tmp_path, printed, refused):
     (tmp_path / "r").mkdir()
     said = refused("gallery", tmp_path / "r", "--trees")
-    assert "it kept no trees; train with run.trees={every: 8}" in said
+    assert "it kept no trees; train again with run.trees='{every: 8}'" in said
     run_with(tmp_path / "s", tree())
     said = "--trees: the page is of one run, and 2 are named; name one"
     assert refused("gallery", tmp_path / "s", tmp_path / "r", "--trees") == said

@@ -169,7 +169,7 @@ def test_the_average_and_the_copy_start_there(exported):
         ("lora={path: several}", "lora.path: several holds several files, name one of a.safetensors, b"),
         ("lora={path: runs/full}", "lora.path: the run runs/full trained every weight; export it"),
         ("lora={path: runs}", "lora.path: runs holds no .safetensors file and is no run's folder"),
-        ("lora={path: whole}", "lora.path: whole is a whole pipeline, not a LoRA; its place is model.path"),
+        ("lora={path: whole}", "lora.path: whole is a whole pipeline, not a LoRA; give it as the model"),
         ("lora.rank=null", "lora.rank: null takes it from model.lora.path, but that is not set"),
         ("lora={path: none/of-them}", "lora.path: none/of-them could not be loaded from the model hub"),
     ],

@@ -39,6 +39,18 @@ def test_an_adapter_that_was_cut_off_is_one_sentence_before_the_model(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_in_place_of_a_model_is_told_to_be_exported(tmp_path, nothing_loaded, refused):
+    (tmp_path / "runs/t/checkpoints").mkdir(parents=True)
+    (tmp_path / "runs/t/config.yaml").write_text("model: {path: shapes, lora: null}")
+    asked = ("--prompt", "a", "--out", "out")
+    assert refused("sample", "runs/t", *asked) == (
+        "model.path: runs/t is a run; export it and give the export (of a LoRA: give its model, and --adapter=runs/t)"
+    )
+    assert refused("sample", "shapes", *asked, "--adapter", "runs/t") == (
+        "--adapter: the run runs/t trained every weight; export it and give the export as the model"
+    )
+
+
 @pytest.mark.parametrize("kind", ["shapes", "digits"])
 def test_half_a_character_in_a_prompt_is_one_sentence_before_the_model(tmp_path, nothing_loaded, refused, kind):
     (tmp_path / "p.jsonl").write_text(r'{"prompt": "a \ud800"}')

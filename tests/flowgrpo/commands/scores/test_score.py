@@ -143,6 +143,14 @@ def test_a_manifest_gives_prompts_and_columns(folder):
     assert [(line["prompt"], line["rewards"]["named"]) for line in found] == [("p", 2.0), ("p", None)]
 
 
+def test_a_reward_that_applies_to_no_sample_is_said(folder, capsys):
+    score_folder(
+        folder, [Reward("redness", redness), Reward("task", lambda images, prompts, **_: [None] * len(prompts))]
+    )
+    said = "task: it applies to none of the samples; it may need columns that they lack, or other prompts"
+    assert capsys.readouterr().err == f"{said}\n"
+
+
 def test_a_group_wise_reward_meets_the_files_of_a_prompt(folder):
     lines = [{"file": f"a_{c}_thing.png", "prompt": p} for c, p in (("red", "x"), ("blue", "y"), ("red", "y"))]
     manifest(folder, *lines)
