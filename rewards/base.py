@@ -211,9 +211,7 @@ class Reward:
         """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
         count = len(self._parameters)
         if count < 2 and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
-            raise RewardError(
-                f"{self} takes {count or 'no'} argument, a reward takes samples and prompts (see {CONTRACT})"
-            )
+            raise RewardError(f"{self} must take two arguments, samples and prompts, not {count} (see {CONTRACT})")
         for p in self._parameters[2:]:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in columns:
                 raise RewardError(f"{self} needs a column {p.name!r}, the prompts have none (see {CONTRACT})")
