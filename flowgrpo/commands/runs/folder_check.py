@@ -25,7 +25,14 @@ MAY_DIFFER = (  # prefixes of the keys that a resumed run may change
     "eval_rewards",
     *(
         f"model.{key}"
-        for key in ("gradient_checkpointing", "offload_activations", "vae", "vae_tiling", "text_encoders")
+        for key in (
+            "cuda_graphs",
+            "gradient_checkpointing",
+            "offload_activations",
+            "vae",
+            "vae_tiling",
+            "text_encoders",
+        )
     ),
     *(f"run.{key}" for key in sections.Run.model_fields if key not in ("seed", "staleness")),
     "train.micro_batch",  # batch sizes, for a run that ran out of memory; results differ by rounding
