@@ -48,12 +48,16 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         close = [] if get_close_matches(word, keys, 1) else get_close_matches(word, elsewhere, 1, 0.8)
         if word in elsewhere or close:
             return f"{place}: unknown key, did you mean {elsewhere[word if word in elsewhere else close[0]]!r}?"
+        if prefix and len(path) == 1 and "name" in model.model_fields and not get_close_matches(word, keys, 1):
+            has = f"which has {', '.join(keys)}" if keys else "which has no options"
+            return f"{place}: unknown key of {model.model_fields['name'].default}, {has}"
         return f"{place}: unknown key, {nearest(word, keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])
-        return f"{place}: {value!r} is not allowed, {nearest(str(value), [a or b.lower() for a, b in choices])}"
+        choices = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])]
+        of_two = f"choose {' or '.join(choices)}" if len(choices) == 2 else nearest(str(value), choices)
+        return f"{place}: {value!r} is not allowed, {of_two}"
     if kind == "model_type":
         return f"{place}: {value!r} is not a map of keys such as {', '.join(_keys_at(model, path)[:3])}"
     if kind == "string_pattern_mismatch":

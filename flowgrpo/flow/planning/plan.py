@@ -167,7 +167,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         f"{count_words(g['update_batches'], 'batch')} of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
-        steps += f" ({g['level_batches']:,} if the model takes one noise level a call)"
+        steps += f", or {g['level_batches']:,} if noise levels share no calls"
     update = f"{cost['update']:,} update ({planned['with_gradient']:,} with a backward pass)"
     evaluations = f"each iteration: {cost['rollout']:,} rollout + {update}{_format_spared(planned)}"
     early = planned["early_stop"]
@@ -229,15 +229,15 @@ def _format_spared(planned: dict[str, Any]) -> str:
 
 
 def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the line of the memory estimate; [] if it is unknown but the plan has the estimate of --gpu-memory."""
+    """Return the line of the memory estimate; [] if the plan has the estimate of --gpu-memory."""
+    if "gpu" in planned:
+        return []
     if "memory" not in planned:
-        words = "unknown, as the hub cannot be reached; --gpu-memory 24 counts it from stored configs"
-        return [] if "gpu" in planned else [("memory", words)]
+        return [("memory", "unknown, as the hub cannot be reached; --gpu-memory 24 counts it from stored configs")]
     on_device, host = device_words(planned["memory"]), planned["memory"]["host_bytes"] / 2**30
     processes = planned["config"]["run"]["processes"]
     every = f" ({host * processes:.2f} for {processes} processes)" if processes > 1 else ""
-    words = f"{on_device}, {host:.2f} GiB in host memory{every}; --gpu-memory 24 also counts activations"
-    return [("memory", words)]
+    return [("memory", f"{on_device}, {host:.2f} GiB in host memory{every}; --gpu-memory 24 also counts activations")]
 
 
 def format_tree(planned: dict[str, Any]) -> list[str]:

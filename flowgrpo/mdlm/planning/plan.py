@@ -165,7 +165,8 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         ("model evaluations", f"each iteration: {rollout} rollout + {update} update ({learning} with a backward pass)"),
         *second_stage.plan_lines(planned["second_stage"]),
         ("decoded", f"{planned['decoded']:,} answers, {calls} rewards"),
-        ("memory", f"{on_device}, {host:.2f} GiB in host memory; --gpu-memory 24 also counts activations"),
+        *[("memory", f"{on_device}, {host:.2f} GiB in host memory; --gpu-memory 24 also counts activations")]
+        * ("gpu" not in planned),
         ("evaluation", f"each time: {evaluations} model evaluations, {evaluation['decoded']:,} decoded"),
     ]
 
