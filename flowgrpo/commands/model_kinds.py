@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import tables
+from flowgrpo.data import run_folders, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
@@ -74,9 +74,8 @@ def detect_kind(path: str) -> str:
     if Path(path).is_dir():
         return _kind_of_folder(Path(path))
     if not re.fullmatch(HUB_ID, path):
-        raise InputError(
-            f"model.path: there is no folder {path!r} and no built-in model of that name, {nearest(path, EMBEDDED)}"
-        )
+        near = nearest(path, [*EMBEDDED, *run_folders.similar(Path(path))])
+        raise InputError(f"model.path: there is no folder {path!r} and no built-in model of that name, {near}")
     from transformers.utils import cached_file
 
     optional = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}

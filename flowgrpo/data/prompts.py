@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,7 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         return _with_prompt_column(hub.rows(source, key, column), column)
     path = Path(source)
     if not path.is_file():
-        suffixes = (".txt", *tables.SUFFIXES)
-        files = [str(p) for p in path.parent.glob("[!.]*") if p.suffix.lower() in suffixes]
-        if path.suffix.lower() in suffixes and not files:
-            raise InputError(f"{key}: there is no file {source}; write it, or take a built-in set such as {EXAMPLE}")
-        choices = files if files and path.suffix else [*BUILT_IN, *edits.NAMES, *corpora.NAMES, *files]
-        raise InputError(f"{key}: there is no file {source}, {nearest(source, choices)}")
+        raise InputError(f"{key}: there is no file {source}{_advise(path)}")
     if path.suffix.lower() == ".txt":
         return [{"prompt": line} for _, line in tables.lines(path, key)]
     if path.suffix.lower() not in tables.SUFFIXES:
@@ -109,6 +105,21 @@ def _rows(source: str, key: str, *, column: str, folder: str) -> list[tables.Row
         {name: cell if name == "prompt" else conditions.resolve_files(cell, path.parent) for name, cell in row.items()}
         for row in _with_prompt_column(tables.rows(path, key, needed=column), column)
     ]
+
+
+def _advise(missing: Path) -> str:
+    """Return the end of the sentence about a missing file: a file of a similar name, or to write it."""
+    suffix = missing.suffix.lower()
+    suffixes = (".txt", *tables.SUFFIXES)
+    files = [path for path in sorted(missing.parent.glob("[!.]*")) if path.suffix.lower() in suffixes]
+    if suffix in suffixes:
+        close = get_close_matches(missing.stem, [path.stem for path in files], 1)
+        files = [path for path in files if path.stem in close]
+        if not files:
+            write = "write one prompt a line into it" if suffix == ".txt" else "write it"
+            return f"; {write}, or take a built-in set such as {EXAMPLE}"
+    built_in = [] if files and suffix else [*BUILT_IN, *edits.NAMES, *corpora.NAMES]
+    return f", {nearest(str(missing), [*built_in, *map(str, files)])}"
 
 
 def _with_prompt_column(rows: list[tuple[str, tables.Row]], column: str) -> list[tables.Row]:

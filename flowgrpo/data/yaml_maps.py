@@ -89,11 +89,20 @@ def parse_yaml(text: str, place: str) -> Any:
         line = f":{mark.line + 1}" if mark is not None and "\n" in text else ""
         words = getattr(error, "problem", None) or " ".join(str(error).split())
         tab = "; indent with spaces, YAML allows no tabs" if "'\\t'" in words else ""
-        raise InputError(f"{place}{line}: not valid YAML ({words}){tab}") from None
+        raise InputError(f"{place}{line}: not valid YAML ({words}){tab}{_name_bracket(error)}") from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:  # impossible dates, !!int of a word
         raise InputError(f"{place}: not valid YAML (a value is not of its kind: {error})") from None
     tables.check_plain(parsed, place)
     return parsed
+
+
+def _name_bracket(error: Any) -> str:
+    """Return the end of an error message that names the line of an open bracket, if it is an earlier line; or ""."""
+    context = getattr(error, "context", None)
+    if context not in ("while parsing a flow mapping", "while parsing a flow sequence"):
+        return ""
+    opened, found = error.context_mark.line, error.problem_mark.line
+    return f"; the bracket of line {opened + 1} is still open there" if opened < found else ""
 
 
 def read_map(path: Path) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def evaluate(
         _refuse_missing(models)
         raise InputError(f"--set: name an evaluation set, {nearest('', sets.SETS)}; or a file of prompts")
     if name is not None and sets.find_set(name) is None and not uses:
+        _refuse_missing(models)
         sets.own_set(name, by, [])  # raises
     given = {"--set": name, "--by": by, "--reward": reward, "--samples": samples, "--limit": limit, "--step": step}
     idle = [key for key, value in {**given, "KEY=VALUE": overrides or None}.items() if value is not None]
@@ -146,13 +147,17 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _refuse_missing(words: Sequence[str]) -> None:
-    """Raise InputError if a word is a path to a folder that does not exist, and can be no hub id or config."""
+    """Raise InputError if a word names no built-in model or config and no folder that exists, and can be no hub id."""
+    from flowgrpo.commands.model_kinds import detect_kind
+
     for word in words:
         folder = Path(word)
-        is_path = word.count("/") > 1 or ("/" in word and folder.parent.is_dir())
-        if is_path and not folder.exists() and not is_config(word):
-            near = run_folders.hint(folder, ASKED) or run_folders.hint(folder)
-            raise InputError(f"{word}: there is no such folder{near}")
+        if folder.exists() or is_config(word):
+            continue
+        if word.count("/") > 1 or ("/" in word and folder.parent.is_dir()):
+            raise InputError(f"{word}: there is no such folder{run_folders.hint(folder, ASKED, run_folders.CONFIG)}")
+        if "/" not in word:
+            detect_kind(word)  # raises, unless it is a built-in model
 
 
 def _report(results: Sequence[Results], form: str, page: Path, notes: Sequence[str]) -> None:

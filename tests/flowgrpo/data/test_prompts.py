@@ -51,9 +51,18 @@ def test_a_file_that_is_missing_or_wrong_is_one_sentence(tmp_path, name, content
         prompts.load(str(tmp_path / name))
 
 
-def test_where_no_file_is_near_a_missing_one_is_to_be_written(tmp_path):
-    with pytest.raises(InputError, match=r"prompts.txt; write it, or take a built-in set such as shapes:train$"):
-        prompts.load(str(tmp_path / "prompts.txt"))
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("prompts.txt", "prompts.txt; write one prompt a line into it, or take a built-in set such as shapes:train$"),
+        ("prompts.csv", "prompts.csv; write it, or take a built-in set such as shapes:train$"),
+        ("colors.txt", "colors.txt, did you mean '.*colours.jsonl'"),
+    ],
+)
+def test_where_no_file_is_of_a_similar_name_a_missing_one_is_to_be_written(tmp_path, name, said):
+    (tmp_path / "colours.jsonl").write_text('{"prompt": "red"}\n')
+    with pytest.raises(InputError, match=said):
+        prompts.load(str(tmp_path / name))
 
 
 def test_iterations_walk_through_shuffled_passes():

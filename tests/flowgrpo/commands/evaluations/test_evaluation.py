@@ -185,6 +185,17 @@ def test_a_run_brings_its_own_prompts_and_rewards(own, printed, refused):
     assert (ours["set"], ours["n"], list(ours["rewards"])) == ("set.jsonl", 4, ["redness"])
     other = printed(*words, "--reward", "jpeg_size", "--out", "f", *form)
     assert (other["set"], list(other["rewards"])) == (found["set"], ["jpeg_size"])
+    Path("runs/graded").mkdir()
+    Path("runs/graded/evaluation.json").touch()  # proposed only if its name is nearer than a run's
+    missing = "runs/s: there is no such folder, did you mean 'runs/t'?"
+    assert refused("evaluate", "shapes", "runs/s", "--set", "set.jsonl", "--by", "kind") == missing
+    Path("runs/t").rename("runs/trained")
+    missing = (
+        "model.path: there is no folder 'trained' and no built-in model of that name, did you mean 'runs/trained'?"
+    )
+    assert refused("evaluate", "trained", "--set", "set.jsonl") == missing
+    assert refused("evaluate", "trained", "--set", "set.jsonl", "--reward", "shapes") == missing
+    assert refused("sample", "traind", "--prompt", "a", "--out", "s") == missing.replace("'trained'", "'traind'", 1)
     assert refused("evaluate", "shapes", "--set", "set.jsonl").strip() == (
         "--reward: name a reward for the prompts of set.jsonl"
     )
