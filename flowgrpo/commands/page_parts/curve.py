@@ -65,9 +65,8 @@ def chart(
     edges = [(x, y) for band in bands.values() for x, *ends in band for y in ends]
     every_point = [*(point for each in series for point in each.points), *edges]
     ticks_x = _ticks(0, max(x for x, _ in every_point), 6, whole=unit == "step")
-    ticks_y = _ticks(min(y for _, y in every_point), max(y for _, y in every_point), 5)
     span_x = ticks_x[0], max(ticks_x[-1], max(x for x, _ in every_point))
-    span_y = ticks_y[0], ticks_y[-1]
+    span_y, ticks_y = _levels(min(y for _, y in every_point), max(y for _, y in every_point))
 
     left = LEFT + LETTER * max(0, max(len(f"{y:g}") for y in ticks_y) - 5)
     right = RIGHT + (LETTER if any(each.mark for each in series) else 0)
@@ -125,6 +124,16 @@ def marks(heights: dict[str, float], lowest: float) -> dict[str, float]:
         levels[mark] = min(levels[mark], limit)
         limit = levels[mark] - apart
     return levels
+
+
+def _levels(low: float, high: float) -> tuple[tuple[float, float], list[float]]:
+    """Return the ends and ticks of a y axis; one tick, in the middle, of values within 1e-4 of their size or within 1e-8."""
+    near = 1e-4 * max(abs(low), abs(high), 1e-4)
+    if high - low < near:
+        middle = sum((low, high)) / 2  # 0, not -0, of two zeros
+        return (middle - near, middle + near), [middle]
+    ticks = _ticks(low, high, 5)
+    return (ticks[0], ticks[-1]), ticks
 
 
 def _ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:

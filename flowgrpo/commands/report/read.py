@@ -89,7 +89,7 @@ def _read(run: Path) -> Report:
         by_step=by_step(metrics),
         verdict=verdict(metrics, watched, config["eval"]["watch"] if config else 1),
         extremes=extremes(run, config),
-        spectrum=spectrum(run),
+        spectrum=spectrum(run, config),
         warnings=[one_line(line) for line in log[-LAST:]],
         warned=len(log),
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowgrpo.commands.page_parts.forest import Forest
 from flowgrpo.commands.page_parts.numbers import number
@@ -21,6 +23,8 @@ NO_SIBLINGS = (
     "In the kept trees no state has several noisy children whose rewards are known, so the noise of single steps cannot be "
     "told apart. Methods of branches or brushes have them."
 )
+UNBRANCHED = ("chain", "window", "twigs")  # names of trees in which no state has several noisy children
+EXPLAIN = "flowgrpo explain RUN --prompt 0 shows what each step decides."  # of flow models only
 
 
 @dataclass(frozen=True)
@@ -64,19 +68,19 @@ class Spectrum:
         return "".join(parts)
 
 
-def spectrum(run: Path) -> Spectrum:
-    """Return the spectrum of the last trees that a run kept; raise InputError if one is damaged."""
+def spectrum(run: Path, config: Mapping[str, Any]) -> Spectrum:
+    """Return the spectrum of the last trees that a run of this config.yaml kept; raise InputError if one is damaged."""
     folder = TreeFolder(run)
     last = max(folder.sizes(), default=None)
     trees = [] if last is None else folder.read([last])
     if not trees:
-        return Spectrum([], NO_TREES)
+        return Spectrum([], _describe_chains(config) or NO_TREES)
     deviations: dict[int, list[float]] = defaultdict(list)
     for tree in trees:
         for spread in Forest(tree).spreads:
             deviations[spread.step].append(spread.deviation)
     if not deviations:
-        return Spectrum([], NO_SIBLINGS)
+        return Spectrum([], _describe_chains(config) or NO_SIBLINGS)
     sigmas, texts = trees[0].sigmas, trees[0].nodes[0].text is not None
     levels = [f"{sigma:.0%}" if texts else f"σ {sigma:.2f}" for sigma in sigmas]
     bars = [Bar(step + 1, levels[step], sum(of_trees) / len(of_trees)) for step, of_trees in sorted(deviations.items())]
@@ -87,3 +91,12 @@ def spectrum(run: Path) -> Spectrum:
         f"How far the rewards of siblings lie apart by the noise of the step that made them (standard deviation{mean} of "
         f"iteration {last}). The noise of step {most.step} decides most.",
     )
+
+
+def _describe_chains(config: Mapping[str, Any]) -> str | None:
+    """Say that the method of a run has chains, and what to use instead; None if its trees branch, or without a config."""
+    algorithm = config.get("algorithm", {})
+    if algorithm.get("tree", {}).get("name") not in UNBRANCHED:
+        return None
+    sentence = f"This section needs trees with branches; {algorithm['preset']} has chains."
+    return f"{sentence} {EXPLAIN}" if config["kind"] == "flow" else sentence

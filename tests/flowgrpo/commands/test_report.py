@@ -19,9 +19,12 @@ from flowgrpo.commands.report.curves import MOST, evaluations, total_curve
 from flowgrpo.commands.report.extremes import extremes
 from flowgrpo.commands.report.read import read
 from flowgrpo.commands.report.signals import OfStep, by_step, signals
-from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, Bar, Spectrum, spectrum
+from flowgrpo.commands.report.spectrum import NO_SIBLINGS, NO_TREES, UNBRANCHED, Bar, Spectrum, spectrum
 from flowgrpo.commands.report.watched import NONE, verdict
+from flowgrpo.flow.methods.trees.tree import Branch, BranchWindow, Brush, Chain, Twigs, Window
 from flowgrpo.training.reports.tree_store import TreeFolder
+from samplers.kernels import Kernel
+from samplers.trees import TRUNK
 
 ROOT = Path(__file__).parents[3]
 
@@ -134,7 +137,7 @@ def test_the_spectrum_is_the_mean_of_the_trees_of_the_last_kept_iteration(tmp_pa
     other = tree([node(None, 0), node(0, 3, 0.6, noise=0.3), node(0, 3, 0.2, noise=0.3)], step=2, group=1)
     TreeFolder(tmp_path).write([tree([node(None, 0), *[node(0, 3, r, noise=0.3) for r in (0.0, 9.0)]], step=1)])
     TreeFolder(tmp_path).write([tree(step=2), other])
-    found = spectrum(tmp_path)
+    found = spectrum(tmp_path, CONFIG)
     (bar,) = found.bars
     assert (bar.step, bar.level) == (1, "σ 1.00")
     assert bar.deviation == pytest.approx((np.std([0.9, 0.3, 0.3], ddof=1) + np.std([0.6, 0.2], ddof=1)) / 2)
@@ -150,9 +153,33 @@ def test_many_bars_have_few_labels():
 
 
 def test_a_run_without_a_spectrum_says_how_to_have_one(tmp_path):
-    assert spectrum(tmp_path) == Spectrum([], NO_TREES)
+    brushes = {"kind": "flow", "algorithm": {"preset": "tempflow", "tree": {"name": "brush"}}}
+    assert spectrum(tmp_path, brushes) == spectrum(tmp_path, {}) == Spectrum([], NO_TREES)
     TreeFolder(tmp_path).write([tree([node(None, 0), node(0, 3, 0.5, noise=0.3)])])
-    assert spectrum(tmp_path) == Spectrum([], NO_SIBLINGS)
+    assert spectrum(tmp_path, brushes) == Spectrum([], NO_SIBLINGS)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "preset", "shape", "instead"),
+    [
+        ("flow", "awm_fast", "chain", " flowgrpo explain RUN --prompt 0 shows what each step decides."),
+        ("flow", "mix_grpo", "window", " flowgrpo explain RUN --prompt 0 shows what each step decides."),
+        ("mdlm", "diffu_grpo", "chain", ""),  # explain is of noise
+    ],
+)
+def test_a_run_of_chains_is_not_told_to_keep_trees(tmp_path, kept, kind, preset, shape, instead):
+    if kept:
+        TreeFolder(tmp_path).write([tree([node(None, 0), node(0, 3, 0.5, noise=0.3)])])
+    found = spectrum(tmp_path, {"kind": kind, "algorithm": {"preset": preset, "tree": {"name": shape}}})
+    assert found == Spectrum([], f"This section needs trees with branches; {preset} has chains.{instead}")
+
+
+@pytest.mark.parametrize("shape", [Chain(), Window(), Twigs(), Brush(), Branch(), BranchWindow()])
+def test_chains_are_the_trees_that_give_no_state_two_noisy_children(shape):
+    plan = shape.plan([Kernel("flow_sde", 0.7)] * 8, 24, 0, 0)
+    drawn = [sum(move.count for move in plan(TRUNK, step) if move.kernel.stochastic) for step in range(8)]
+    assert (max(drawn) == 1) == (shape.name in UNBRANCHED)
 
 
 def test_the_best_and_the_worst_are_of_the_last_step_by_what_is_trained_on_and_none_is_both(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from browsing import LOOKS, WILD, opened
 from PIL import Image
-from planted import NODES, node, run_with, shade, tree
+from planted import NODES, node, run_with, sampled, shade, tree
 from planted_run import written
 
 from flowgrpo.commands.inspect.gallery import write_gallery
@@ -133,6 +133,29 @@ def test_the_gallery_s_slider_order_and_enlarged_pictures_work_by_keyboard(brows
         page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0
         assert page.told == []
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+def test_names_of_rewards_are_whole_above_numbers_that_fit_their_card(browser, tmp_path, width):
+    before = {
+        "prompt": "cat",
+        "seed": 0,
+        "step": 0,
+        "shade": 9,
+        "rewards": {"greenness": -0.00259, "jpeg_size": -0.123},
+    }
+    after = {**before, "step": 2, "rewards": {"greenness": -0.00233, "jpeg_size": -0.0123}}
+    folder = sampled(tmp_path / "samples", [{**line, "prompt": name} for name in "abc" for line in (before, after)])
+    with opened(browser, write_gallery([folder], tmp_path / "page.html"), width) as page:
+        names = page.locator(".rewards th")
+        assert names.all_inner_texts() == 3 * ["greenness", "jpeg_size"]
+        assert max(names.evaluate_all("all => all.map(each => each.clientHeight)")) < 25  # one line
+        places = """all => all.map(row => {
+            const [name, ...numbers] = [...row.cells].map(cell => cell.getBoundingClientRect());
+            const card = row.closest("figure").getBoundingClientRect();
+            return numbers.map(number => [number.top >= name.bottom, number.right < card.right]);
+        })"""
+        assert page.locator(".rewards tr").evaluate_all(places) == 6 * [3 * [[True, True]]]
 
 
 def test_a_text_is_told_as_it_is(browser, pages):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flowgrpo.commands.page_parts.curve import APART, TOP, Series, chart, marks
+from flowgrpo.commands.page_parts.curve import APART, BOTTOM, TOP, Series, chart, marks
 from flowgrpo.commands.page_parts.numbers import compact
 
 
@@ -31,6 +31,20 @@ def test_runs_share_both_axes():
     alone = chart(two([]))  # without points there is neither line nor mark
     assert alone.count("<polyline") == 1
     assert re.findall(r'class="mark (\w+)"[^>]*>(\w)<', alone) == [("c0", "A")]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "label"), [(0.5, 0.5, "0.5"), (-0.0, -0.0, "0"), (1e-12, 1e-12, "1e-12"), (-3, -3.00000002, "-3")]
+)
+def test_a_constant_curve_has_one_label_and_its_line_in_the_middle(first, last, label):
+    svg = chart([Series(points=[(0, first), (4, last)], kind="c0", dotted=True)], (340, 180))
+    assert re.findall(r'text-anchor="end">([^<]*)<', svg) == [label]
+    assert [y for _, y in places(svg, "c0")] == pytest.approx([(TOP + 180 - BOTTOM) / 2] * 2, abs=0.1)
+
+
+def test_a_small_rise_has_an_axis_of_its_own():
+    svg = chart([Series(points=[(0, 0.5), (4, 0.501)], kind="c0")])
+    assert re.findall(r'text-anchor="end">([^<]*)<', svg) == ["0.5", "0.50025", "0.5005", "0.50075", "0.501"]
 
 
 def test_marks_of_lines_do_not_cover_each_other_and_stay_on_the_page():
