@@ -48,9 +48,9 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         close = [] if get_close_matches(word, keys, 1) else get_close_matches(word, elsewhere, 1, 0.8)
         if word in elsewhere or close:
             return f"{place}: unknown key, did you mean {elsewhere[word if word in elsewhere else close[0]]!r}?"
-        if prefix and len(path) == 1 and "name" in model.model_fields and not get_close_matches(word, keys, 1):
-            has = f"which has {', '.join(keys)}" if keys else "which has no options"
-            return f"{place}: unknown key of {model.model_fields['name'].default}, {has}"
+        of_word = model.model_fields["name"].default if prefix and "name" in model.model_fields else None
+        if of_word and len(path) == 1 and not get_close_matches(word, keys, 1):
+            return f"{place}: unknown key of {of_word}, which has {', '.join(keys) or 'no options'}"
         return f"{place}: unknown key, {nearest(word, keys) if keys else 'it has no options'}"
     if kind == "missing":
         return f"{place}: required, but not given"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from difflib import get_close_matches
 from pathlib import Path
 
-from rewards.base import nearest
-
+PATIENCE = 60.0
+_answers: list[tuple[float, bool]] = []  # when the hub was asked last, and whether it answered
 _given: list[bool] = []  # HF_HUB_OFFLINE before each open context of `cache_if_unreachable`
 
 
@@ -20,9 +21,18 @@ def can_load(name: str, file: str) -> bool:
     return isinstance(try_to_load_from_cache(name, file), str) or is_reachable()
 
 
-@cache
 def is_reachable() -> bool:
-    """Return True if the hub may be asked and answers within HF_HUB_ETAG_TIMEOUT, 10 s by default. It is asked once."""
+    """Return True if the hub may be asked and answers within HF_HUB_ETAG_TIMEOUT, 10 s by default.
+
+    A hub that has answered is not asked again, one that has not only after `PATIENCE` seconds.
+    """
+    now = time.monotonic()
+    if not _answers or not (_answers[-1][1] or now - _answers[-1][0] < PATIENCE):
+        _answers[:] = [(now, _ask())]
+    return _answers[-1][1]
+
+
+def _ask() -> bool:
     import httpx2 as httpx  # the hub's library
     from huggingface_hub import constants, errors, get_session
 
@@ -31,8 +41,8 @@ def is_reachable() -> bool:
     answered = threading.Event()
 
     def ask() -> None:
-        with suppress(httpx.TransportError, errors.OfflineModeIsEnabled):  # the second if it goes on after the wait
-            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        with suppress(httpx.HTTPError, errors.OfflineModeIsEnabled):  # the second if it goes on after the wait
+            get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)
             answered.set()
 
     asking = threading.Thread(target=ask, daemon=True)  # each address of the hub has that timeout, and DNS has its own
@@ -82,8 +92,9 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
     if not has(errors.RepositoryNotFoundError, *unreached):
         return None
     folder = Path(name).parent
-    if "/" in name and folder.is_dir() and (beside := sorted(path.name for path in folder.iterdir())):
-        return f"is not in the folder {folder}, {nearest(Path(name).name, beside)}"
+    beside = [path.name for path in folder.iterdir()] if "/" in name and folder.is_dir() else []
+    if close := get_close_matches(Path(name).name, beside, 1):
+        return f"is not in the folder {folder}, did you mean {close[0]!r}?"
     if has(errors.RepositoryNotFoundError):
         return "is not at the model hub, or is private: check the name, or log in with `hf auth login` or set HF_TOKEN"
     cause = "HF_HUB_OFFLINE is set" if (*_given, constants.HF_HUB_OFFLINE)[0] else "it cannot be reached"

@@ -31,7 +31,7 @@ from samplers.kernels import State
 LOGGER = logging.getLogger(__name__)
 EXACT, HALF_PRECISION = 1e-3, 0.1  # tolerances, in standard deviations of a sample
 Run = Callable[[Sequence[Row], State], State]
-MULTIPLE = re.compile(r"(?:height|width)\b.*?divisible by (\d+)", re.IGNORECASE)
+MULTIPLE = re.compile(r"(?:height|width)\b.*?(?:divisible by|multiples of) \(?(\d+)(?:, (\d+))?", re.IGNORECASE)
 BATCHING = [(True, None), (False, None), (False, 1)]  # (pads_prompts, max_batch), loosest first
 
 
@@ -110,8 +110,10 @@ class _SizeWarnings(logging.Handler):
 def _size_fault(walk: DenoisingLoop, key: str, message: str) -> str | None:
     """Return which size of the call a pipeline's `message` is about, with the nearest valid ones; None if it is not."""
     found = MULTIPLE.search(message)
-    for name in ("height", "width"):
-        size, multiple = walk.call.get(name), int(found[1]) if found else 1
+    if found is None:
+        return None
+    for name, multiple in (("height", int(found[1])), ("width", int(found[2] or found[1]))):
+        size = walk.call.get(name)
         if isinstance(size, int) and size % multiple:
             below = size - size % multiple
             nearest = " or ".join(str(each) for each in (below, below + multiple) if each > 0)

@@ -97,14 +97,21 @@ class FlowBudget(Budget):
             Phase(name="reward", rows=self.group, key=None, fixed=scoring, calls=Peaks()),
             Phase(name="update", rows=train.update_rows, key=UPDATE, fixed=stay, calls=self.update_calls()),
         ]
+        captured = sample  # whose activations CUDA graphs keep
         if trial.evaluate is not None:
             held_out = trial.evaluate.step.split(degree).beside(self.layer() + gathered)
+            captured |= held_out
             held_out |= self._decode(trial.evaluate).beside(away)
             phases.append(Phase(name="evaluate", rows=rows, key=ROLLOUT, fixed=stay, calls=held_out))
         if not model.cuda_graphs:
             return phases
-        captured = sample.of(rows)  # the graphs keep the activations of their largest call
-        return [phases[0], *(replace(phase, calls=phase.calls.beside(captured)) for phase in phases[1:])]
+        as_rollouts = (
+            (ROLLOUT,) if train.rollout_batch else (ROLLOUT, UPDATE)
+        )  # keys that set the rows of captured calls
+        graphs = {
+            key: captured if key in as_rollouts else Peaks(((captured.of(rows), 0),)) for key in (None, ROLLOUT, UPDATE)
+        }
+        return [phases[0], *(replace(phase, calls=phase.calls + graphs[phase.key]) for phase in phases[1:])]
 
     def graph_bytes(self, steps: int) -> int:
         """Return the bytes of the graphs that a process's rollout may keep of the first `steps` trained steps."""

@@ -36,7 +36,7 @@ class TextBudget(Budget):
 
     config: TextConfig
     trial: Trial
-    unavailable = ("model.text_encoders", "model.vae", "model.vae_tiling")
+    unavailable = ("model.cuda_graphs", "model.text_encoders", "model.vae", "model.vae_tiling")
 
     @override
     def phases(self) -> list[Phase]:

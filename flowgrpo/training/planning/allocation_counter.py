@@ -63,6 +63,10 @@ class Peaks:
     def __or__(self, other: Peaks) -> Peaks:
         return Peaks(self.points + other.points)
 
+    def __add__(self, other: Peaks) -> Peaks:
+        """Return the sum of two peaks that last at the same time."""
+        return Peaks(tuple((a + c, b + d) for a, b in self.points for c, d in other.points))
+
 
 class AllocationCounter(TorchDispatchMode):
     """A context that counts the live bytes, the FLOPs and the kernel launches of all operations in it.

@@ -114,7 +114,8 @@ def _changes(budget: Budget, work_of: Callable[[Budget], Work], prices: Prices) 
         settings.append(more)
     if config.model.gradient_checkpointing:
         settings.append({"model.gradient_checkpointing": False})
-    if config.kind == "flow" and layout.among == config.run.context_parallel == 1 and config.model.lora is not None:
+    alone = config.run.sharding == "none" and config.run.context_parallel == 1
+    if config.kind == "flow" and alone and config.model.lora is not None:
         settings.append({"model.cuda_graphs": True})
     for setting in settings:
         after = budget.with_settings(setting)

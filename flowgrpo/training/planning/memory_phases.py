@@ -31,6 +31,7 @@ BLOCK = re.compile(r".*?\.\d+\.")  # path of a block, in front of the names of i
 ROLLOUT, UPDATE = "train.rollout_batch", "train.micro_batch"
 MOST = 2**31  # number of rows that stands for no limit
 SWITCHES: tuple[tuple[str, Any], ...] = (
+    ("model.cuda_graphs", False),
     ("model.text_encoders", "offload"),
     ("model.vae", "offload"),
     ("model.vae_tiling", True),

@@ -94,17 +94,30 @@ def test_a_mistyped_folder_is_no_hub_id(tmp_path, monkeypatch):
         (tmp_path / "runs" / name).mkdir(parents=True)
     said = hub.explain_failure(ConnectionError("no"), "runs/reder", "set model.path to a folder")
     assert said == "is not in the folder runs, did you mean 'redder'?"
+    assert "cannot be reached" in hub.explain_failure(ConnectionError("no"), "runs/llada", "set model.path to a folder")
+
+
+def test_a_hub_that_did_not_answer_is_asked_again_a_minute_later(monkeypatch):
+    answers, now = iter([False, True]), [0.0]
+    monkeypatch.setattr(hub, "_ask", lambda: next(answers))
+    monkeypatch.setattr(hub, "_answers", [])
+    monkeypatch.setattr(hub.time, "monotonic", lambda: now[0])
+    found = []
+    for seconds in (0, 59, 60, 1000):
+        now[0] = seconds
+        found.append(hub.is_reachable())
+    assert found == [False, False, True, True]
 
 
 @pytest.fixture
 def hub_at(monkeypatch):
     """Let a socket that accepts connections be the hub, and forget before and after whether it answered."""
-    hub.is_reachable.cache_clear()
+    hub._answers.clear()
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         yield server
-    hub.is_reachable.cache_clear()
+    hub._answers.clear()
 
 
 def test_the_hub_is_asked_once_whether_it_answers(hub_at, monkeypatch):

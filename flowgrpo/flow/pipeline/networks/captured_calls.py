@@ -160,7 +160,10 @@ class CapturedCalls:
 
 
 class Layers:
-    """A network's layers and tensors, which are looked through before each call."""
+    """A network's layers and tensors, which are looked through before each call.
+
+    Options, attention processors and hooks are taken as fixed: a run sets them before its first rollout.
+    """
 
     def __init__(self, network: torch.nn.Module):
         self._network = network
@@ -185,7 +188,7 @@ class Layers:
         if self._identify() != self._ids:
             self._list()
         yield self._ids
-        yield self._network.training
+        yield tuple(module.training for module in self.modules)
         yield tuple(0 if tensor is None else tensor.data_ptr() for held in self._held for tensor in held.values())
         for layer in self._adapters:
             yield (layer.disable_adapters, layer.merged, *layer.active_adapters, *layer.scaling.values())

@@ -388,3 +388,12 @@ def test_cuda_graphs_keep_the_activations_of_a_rollouts_call():
         b.parts["activations"] - a.parts["activations"] for a, b in zip(plain.phases(), captured.phases(), strict=True)
     ]
     assert more == [0, *[3 * GIB] * (len(more) - 1)]
+
+
+def test_the_largest_batch_beside_cuda_graphs_fits_and_one_more_row_does_not():
+    for batches in ({}, {"train__rollout_batch": 3}):
+        run, room = budget(train__micro_batch=2, model__cuda_graphs=True, **batches), 80 * GIB
+        rows = run.largest(room)["train.micro_batch"]
+        assert run.with_setting("train.micro_batch", rows).peak() <= room
+        assert run.with_setting("train.micro_batch", rows + 1).peak() > room
+    assert ("model.cuda_graphs", False) in run.switches()
