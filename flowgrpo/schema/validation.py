@@ -56,8 +56,8 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return f"{place}: required, but not given"
     if kind == "literal_error":
         choices = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])]
-        of_two = f"choose {' or '.join(choices)}" if len(choices) == 2 else nearest(str(value), choices)
-        return f"{place}: {value!r} is not allowed, {of_two}"
+        both = f"choose one of {', '.join(choices)}" if len(choices) == 2 else nearest(str(value), choices)
+        return f"{place}: {value!r} is not allowed, {both}"
     if kind == "model_type":
         return f"{place}: {value!r} is not a map of keys such as {', '.join(_keys_at(model, path)[:3])}"
     if kind == "string_pattern_mismatch":
