@@ -56,8 +56,9 @@ def explain_validation_error(error: ValidationError, model: type[Strict], prefix
         return f"{place}: required, but not given"
     if kind == "literal_error":
         choices = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(\d+|False|True)", context["expected"])]
-        both = f"choose one of {', '.join(choices)}" if len(choices) == 2 else nearest(str(value), choices)
-        return f"{place}: {value!r} is not allowed, {both}"
+        far = len(choices) == 2 and not get_close_matches(str(value), choices, 1, 0.8)
+        which = f"choose one of {', '.join(choices)}" if far else nearest(str(value), choices)
+        return f"{place}: {value!r} is not allowed, {which}"
     if kind == "model_type":
         return f"{place}: {value!r} is not a map of keys such as {', '.join(_keys_at(model, path)[:3])}"
     if kind == "string_pattern_mismatch":
