@@ -30,7 +30,10 @@ EOS, LENGTH = 13, 8
         ({"name": "eoser", "scorer": "entropy"}, "a probability"),
         ({"name": "factor", "scorer": "uniform"}, "a probability"),
         ("trace_lock", r"decoder\.scorer\.controller: required, but not given"),
-        ({"scorer": {"name": "confidence", "controller": "x"}}, r"decoder\.scorer\.controller: unknown key of confidence, which has no"),
+        (
+            {"scorer": {"name": "confidence", "controller": "x"}},
+            r"decoder\.scorer\.controller: unknown key of confidence, which has no",
+        ),
         ({"scorer": 5}, r"decoder\.scorer: 5 is neither a word nor a map"),
         (5, "decoder: 5 is neither a name nor a map"),
         ({"name": "threshold", "cache": "dual", "cfg_scale": 1.0}, "neither"),
