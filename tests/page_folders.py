@@ -40,7 +40,7 @@ MADE = {
     "docs/guides/votes.md": {"votes.jsonl": "votes.jsonl", "light.png": "light.png", "shown": "pictures"},
     "docs/guides/adapters.md": {"my_lora.safetensors": "own.safetensors"},
     "docs/research/engines.md": {"text.yaml": "texts.yaml"},
-    "docs/guides/export.md": {"runs/redder": "runs/t"},
+    "docs/guides/export.md": {"runs/lora": "runs/t"},
     "docs/guides/texts.md": {"mine.yaml": "texts.yaml", "runs/mine": "runs/mine", "eval.jsonl": "eval.jsonl"},
     "docs/research/methods/distillation.md": {"student.yaml": "sd35.yaml", "runs/teacher": "runs/t"},
     "docs/guides/offline.md": {
