@@ -280,7 +280,7 @@ def _snippet(policy: DiffusersPolicy, settings: Config, *, adapter: LoraPath, ca
         lines.append(f"load_lora(pipe, {place}, {adapter!r})")
     elif model.lora is not None:
         by_pipeline = traits.loads_lora(policy.pipe)
-        lines += ['pipe.load_lora_weights(".")'] * by_pipeline
+        lines += ['pipe.load_lora_weights(".")  # this folder'] * by_pipeline
         others = [name for name in policy.modules if not by_pipeline or name != "transformer"]
         lines += [f'pipe.{name}.load_lora_adapter(".", prefix="{name}")' for name in others]
     lines += [f"quantise(pipe.{network}, {model.quantise!r})" for network in policy.modules if model.quantise]
