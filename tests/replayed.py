@@ -42,6 +42,20 @@ def drift(policy, tree):
     return largest
 
 
+def rollout(policy):
+    """Return the tree of three chains, trained in three of their four steps."""
+    with torch.no_grad():
+        return grow(
+            chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
+            policy.sigmas,
+            [Root(i, 0, row) for i, row in enumerate(ROWS)],
+            policy.start(ROWS),
+            policy.velocity,
+            lambda shape, *address: noise.noise(shape, "test", *address),
+            3,
+        )
+
+
 def trained(policy, device=None):
     """Return samples, log-probs and pictures of a rollout with LoRA, its drift, and the gradients of its replay.
 
@@ -51,16 +65,7 @@ def trained(policy, device=None):
     if device is not None:
         policy.pipe.to(device)
         weights.to(device)
-    with torch.no_grad():
-        tree = grow(
-            chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
-            policy.sigmas,
-            [Root(i, 0, row) for i, row in enumerate(ROWS)],
-            policy.start(ROWS),
-            policy.velocity,
-            lambda shape, *address: noise.noise(shape, "test", *address),
-            3,
-        )
+    tree = rollout(policy)
     moved = drift(policy, tree)
     log_probs = [edges.log_prob for evaluation in tree.evaluations for edges in evaluation.trained]
     numbers = (tree.samples[0], torch.cat(log_probs), policy.decode(tree.samples, ROWS))

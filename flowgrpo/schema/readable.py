@@ -20,6 +20,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 205]} ... {line[-200:]}"
 
 
-def counted(number: int, word: str, ending: str = "s") -> str:
-    """Format a number of things: 1 sample, 2 samples."""
-    return f"{number} {word}{ending * (number != 1)}"
+def counted(number: int, word: str) -> str:
+    """Format a number of things: 1 sample, 2 processes, 1,152 batches."""
+    ending = "es" if word.endswith(("ch", "ss")) else "s"
+    return f"{number:,} {word}{ending * (number != 1)}"

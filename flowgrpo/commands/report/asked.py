@@ -70,7 +70,7 @@ def describe_environment(run: Path) -> Facts:
         if commit:
             commit = commit[:12] + ", with changes that were not committed" * bool(environment["git_dirty"])
         facts = [
-            ("device", f"{environment['device']}, {counted(environment['processes'], 'process', 'es')}"),
+            ("device", f"{environment['device']}, {counted(environment['processes'], 'process')}"),
             ("python", f"{environment['python']} on {environment['platform']}"),
             ("packages", ", ".join(f"{name} {version}" for name, version in environment["versions"].items())),
             ("commit", commit),

@@ -26,7 +26,8 @@ from flowgrpo.flow.rollouts import early_stop, hinted_rollout
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
 from flowgrpo.schema import published
 from flowgrpo.schema.imports.lazy import lazy
-from flowgrpo.training.planning.memory_estimate import count_words, device_words
+from flowgrpo.schema.readable import counted
+from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
@@ -159,12 +160,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     g, cost, before = planned["geometry"], planned["model_evaluations"], planned["calibration"]
     evaluation, compares = planned["evaluation"], planned["comparison"]
     batch = (
-        f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} trajectories, "
-        f"{count_words(g['roots'], 'root')} a group; {count_words(g['updates'], 'optimizer step')}, split by {g['split']}"
+        f"{counted(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} trajectories, "
+        f"{counted(g['roots'], 'root')} a group; {counted(g['updates'], 'optimizer step')}, split by {g['split']}"
     )
     steps = (
-        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {count_words(g['trained_edges'], 'trained edge')} in "
-        f"{count_words(g['update_batches'], 'batch')} of at most {g['micro_batch']}"
+        f"{g['steps']}, in batches of at most {g['rollout_batch']}; {counted(g['trained_edges'], 'trained edge')} in "
+        f"{counted(g['update_batches'], 'batch')} of at most {g['micro_batch']}"
     )
     if g["level_batches"] > g["update_batches"]:
         steps += f", or {g['level_batches']:,} if noise levels share no calls"
@@ -178,7 +179,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
     draft = f"{planned['drafted']:,} of the decoded samples are drafts, which choose the starts"
     calibration = f"once: {before['model_evaluations']:,} model evaluations, {before['decoded']:,} decoded"
     comparison = (
-        f"every {count_words(compares['every'], 'iteration')}, from the first: "
+        f"every {counted(compares['every'], 'iteration')}, from the first: "
         f"{compares['model_evaluations']:,} model evaluations, {compares['decoded']:,} decoded"
     )
     hinted = planned["hinted"]
@@ -200,10 +201,7 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *[("comparison", comparison)] * bool(compares["every"]),
         *[("with hints", hints)] * bool(hinted["decoded"]),
         *second_stage.plan_lines(planned["second_stage"]),
-        (
-            "decoded",
-            f"{count_words(planned['decoded'], 'sample')}, {count_words(planned['reward_calls'], 'reward')}",
-        ),
+        ("decoded", f"{counted(planned['decoded'], 'sample')}, {counted(planned['reward_calls'], 'reward')}"),
         *_memory(planned),
         ("evaluation", held_out),
         *published.plan_lines(planned, MODELS),

@@ -35,8 +35,9 @@ from flowgrpo.mdlm.planning.decoder_steps import (
 from flowgrpo.mdlm.planning.tree_cost import count_levels, count_rollout, count_shared_views
 from flowgrpo.mdlm.rollouts.rollout import scores_engine
 from flowgrpo.schema import published
+from flowgrpo.schema.readable import counted
 from flowgrpo.training.model_files.hub_files import stands_in_for
-from flowgrpo.training.planning.memory_estimate import count_words, device_words
+from flowgrpo.training.planning.memory_estimate import device_words
 from flowgrpo.training.planning.memory_phases import with_setting
 from flowgrpo.training.prompts import second_stage
 from flowgrpo.training.reports.progress import BACKWARD
@@ -155,12 +156,12 @@ def table(planned: dict[str, Any]) -> list[tuple[str, str]]:
         *published.plan_lines(planned, MODELS),
         (
             "batch",
-            f"{count_words(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} answers of "
-            f"{count_words(g['length'], 'token')}; {_format_steps(g['updates'], g['passes'])}, split by {g['split']}",
+            f"{counted(g['groups'], 'group')} x {g['group_size']} = {g['samples']:,} answers of "
+            f"{counted(g['length'], 'token')}; {_format_steps(g['updates'], g['passes'])}, split by {g['split']}",
         ),
         *[("trees", f"{g['roots']} in a group, of {g['group_size'] // g['roots']} answers")]
         * (g["roots"] < g["group_size"]),
-        ("steps", f"{steps}, {count_words(g['rollout_batch'], 'answer')} in one call"),
+        ("steps", f"{steps}, {counted(g['rollout_batch'], 'answer')} in one call"),
         ("views", f"{_bounded(g['views'], planned['at_most']['update'])} of an answer, {g['micro_batch']} in one call"),
         ("model evaluations", f"each iteration: {rollout} rollout + {update} update ({learning} with a backward pass)"),
         *second_stage.plan_lines(planned["second_stage"]),
@@ -178,8 +179,8 @@ def format_tree(planned: dict[str, Any]) -> list[str]:
 
 def _format_steps(updates: int, passes: int) -> str:
     """Return the number of optimizer steps, and of each pass if an iteration has several."""
-    steps = count_words(updates * passes, "optimizer step")
-    return steps if passes == 1 else f"{steps} ({count_words(passes, 'pass')} of {updates})"
+    steps = counted(updates * passes, "optimizer step")
+    return steps if passes == 1 else f"{steps} ({counted(passes, 'pass')} of {updates})"
 
 
 def _bounded(number: int, at_most: bool) -> str:

@@ -56,7 +56,7 @@ def check_geometry(train: Train, algorithm: Any, processes: int, *, sharing: int
             f"{MOST_SAMPLES} in an iteration, take less"
         )
     together, shards = count_together(train, roots), processes // sharing
-    among = counted(processes, "process", "es")
+    among = counted(processes, "process")
     among += f" of which each {sharing} work together" if sharing > 1 else ""
     least = 1 if whole else together * roots // train.updates  # of a part
     unit = together * (shards // math.gcd(shards, least))

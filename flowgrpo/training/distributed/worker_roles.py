@@ -77,7 +77,7 @@ def check(run: Run, processes: int) -> None:
     if run.evaluators:
         if processes < 1 + generators:
             raise InputError(
-                f"{OF_EVALUATION}: {run.evaluators} of {counted(processes + run.evaluators, 'process', 'es')} leave none "
+                f"{OF_EVALUATION}: {run.evaluators} of {counted(processes + run.evaluators, 'process')} leave none "
                 f"that trains, take fewer, or more run.processes"
             )
         _check_whole(run, OF_EVALUATION, "an evaluator")
@@ -85,8 +85,7 @@ def check(run: Run, processes: int) -> None:
         return
     if trainers < 1:
         raise InputError(
-            f"{KEY}: {generators} of {counted(processes, 'process', 'es')} leave none that trains, take "
-            f"{_fitting(processes)}"
+            f"{KEY}: {generators} of {counted(processes, 'process')} leave none that trains, take {_fitting(processes)}"
         )
     if max(generators, trainers) % min(generators, trainers):
         raise InputError(

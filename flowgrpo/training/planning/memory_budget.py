@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import AUTO
-from flowgrpo.training.planning.memory_estimate import count_words
 from flowgrpo.training.planning.memory_phases import (
     FRAGMENTS,
     GIB,
@@ -192,17 +192,17 @@ def _host_line(loading: int, prompts: int, bytes: int) -> str:
     weights = f"{_gib(loading)} GiB of weights while the model loads"
     if not prompts:
         return f"host memory of each process: {weights}"
-    embeddings = f"at most {_gib(bytes)} GiB of embeddings of {count_words(prompts, 'prompt')}"
+    embeddings = f"at most {_gib(bytes)} GiB of embeddings of {counted(prompts, 'prompt')}"
     return f"host memory of each process: {weights}, and {embeddings}"
 
 
 def _graphs_line(rows: int, bytes: int, kept_rows: int, kept_bytes: int) -> str:
     """Format which graphs a rollout keeps for the first update, and what it costs that it keeps no more."""
-    kept = f"the graphs of {count_words(kept_rows, 'row')} ({_gib(kept_bytes)} GiB)" if kept_rows else "no graphs"
+    kept = f"the graphs of {counted(kept_rows, 'row')} ({_gib(kept_bytes)} GiB)" if kept_rows else "no graphs"
     if kept_rows == rows:
         return f"train.replay: the rollout keeps {kept} for the first update"
     return (
-        f"train.replay: the rollout keeps {kept}, so the first update computes {count_words(rows - kept_rows, 'row')} "
+        f"train.replay: the rollout keeps {kept}, so the first update computes {counted(rows - kept_rows, 'row')} "
         f"again, which costs time and changes no result; all graphs would take {_gib(bytes)} GiB"
     )
 

@@ -30,12 +30,6 @@ def device_words(memory: Mapping[str, int]) -> str:
     return f"{gpu:.2f} GiB on the device" + f" ({rewards:.2f} of it weights of rewards)" * bool(rewards)
 
 
-def count_words(number: int, noun: str) -> str:
-    """Return a number with its noun, as a plan says it: `1 batch`, `1,152 batches`."""
-    ending = "es" if noun.endswith(("ch", "ss")) else "s"
-    return f"{number:,} {noun}{ending * (number != 1)}"
-
-
 def smaller(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield settings that may save memory, each as an override and as the changed config; some may be set already."""
     model, copies = config.model, low_precision_copies.of_copies(config)

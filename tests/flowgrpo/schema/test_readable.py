@@ -29,4 +29,5 @@ def test_a_refusal_is_one_short_line_whatever_was_written(tmp_path, capsys):
 
 def test_one_is_singular():
     assert [counted(number, "sample") for number in (0, 1, 2)] == ["0 samples", "1 sample", "2 samples"]
-    assert counted(2, "process", "es") == "2 processes"
+    assert [counted(2, word) for word in ("process", "batch")] == ["2 processes", "2 batches"]
+    assert counted(1152, "row") == "1,152 rows"

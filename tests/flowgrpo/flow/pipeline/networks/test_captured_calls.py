@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from replayed import ROWS, adapted, drift, policy_of
+from replayed import adapted, drift, policy_of, rollout
 from runs import metrics
 from taped import capture
 from torch import nn
@@ -18,11 +18,6 @@ from flowgrpo.flow.config import Model
 from flowgrpo.flow.pipeline.networks import captured_calls
 from flowgrpo.flow.pipeline.networks.captured_calls import CapturedCalls
 from flowgrpo.flow.pipeline.networks.switches import checkpoint_gradients
-from samplers import noise
-from samplers.growth import grow
-from samplers.kernels import Kernel
-from samplers.plans import chain
-from samplers.trees import Root
 
 SHAPES = str(Path(__file__).parents[5] / "configs/shapes.yaml")
 
@@ -37,19 +32,6 @@ def count_calls(module):
 
     module.forward = counted
     return calls
-
-
-def rollout(policy):
-    with torch.no_grad():
-        return grow(
-            chain([Kernel("flow_sde", 0.7)] * 4, range(3), range(3)),
-            policy.sigmas,
-            [Root(i, 0, row) for i, row in enumerate(ROWS)],
-            policy.start(ROWS),
-            policy.velocity,
-            lambda shape, *address: noise.noise(shape, "test", *address),
-            3,
-        )
 
 
 def numbers(tree):
