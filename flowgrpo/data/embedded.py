@@ -1,10 +1,13 @@
-"""Embedded models: names of models in this package."""
+"""Embedded models: names of models in this package, and the calls that come with models."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from flowgrpo.errors import InputError
 
 Kind = Literal["flow", "mdlm"]
 
@@ -20,6 +23,7 @@ class Embedded:
 
 
 FOLDER = Path(__file__).parents[1] / "models"
+SAMPLER = "sampler.json"  # the file of an export that has the arguments of its call
 CALL = {"num_inference_steps": 10, "guidance_scale": 1.0, "height": 64, "width": 64, "max_sequence_length": 1}
 CLIPS_CALL = {
     "num_inference_steps": 10,
@@ -49,5 +53,18 @@ def place_of(path: str) -> str:
 
 
 def default_call(path: str) -> dict[str, Any]:
-    """Return the default call of an embedded model; empty for other models."""
-    return EMBEDDED[path].call if path in EMBEDDED else {}
+    """Return the default arguments of a model's call: those of an embedded model, or of the run that exported a folder.
+
+    Empty for other models. Raise InputError if the folder's `sampler.json` has no call.
+    """
+    if path in EMBEDDED:
+        return EMBEDDED[path].call
+    file = Path(path, SAMPLER)
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))["call"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{file}: it has no `call`, a map of arguments as `flowgrpo export` writes it; export the model again"
+        ) from error

@@ -71,7 +71,7 @@ class Model(ModelSection):
     quantise: Quantised | None = None
     """Keep the linear layers of the frozen base's blocks in int8 or nf4; needs adapters. null: as in the files."""
     call: dict[str, Any] = {}
-    """Arguments of the pipeline's own call."""
+    """Arguments of the pipeline's call, over those of a built-in or exported model."""
     text_encoders: Literal["keep", "offload", "free"] = "offload"
     """offload or free: encode the prompts, move the encoders to host memory or delete them, then load the transformer;
     keep: all stay on the device."""

@@ -12,7 +12,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.loaders.lora_base import LoraBaseMixin
 
 from flowgrpo.data import conditions, prompts
-from flowgrpo.data.embedded import EMBEDDED
+from flowgrpo.data.embedded import EMBEDDED, SAMPLER
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.flow import setup
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import torch
     from peft import LoraConfig
 
-SETTINGS = "sampler.json"
 SHIFTS = ("shift", "flow_shift", "use_dynamic_shifting", "base_shift", "max_shift", "shift_terminal")
 
 
@@ -102,7 +101,7 @@ def export(settings: Config, run: Path, found: Path, out: Path, *, comfyui: bool
     rates = sampling_rate(policy.pipe) or SAMPLING_RATE, frame_rate(policy.pipe, call)
     files = [save_sample(sample, out / f"sample-{row.seed}", *rates) for row, sample in zip(rows, samples, strict=True)]
     shown = [_with_before(run, row, file) for row, file in zip(rows, files, strict=True)]
-    (out / SETTINGS).write_text(json.dumps(sampling, indent=1) + "\n", encoding="utf-8")
+    (out / SAMPLER).write_text(json.dumps(sampling, indent=1) + "\n", encoding="utf-8")
     card = _card(run, settings, policy=policy, adapter=adapter, step=step, call=call, samples=shown, comfyui=also)
     (out / "README.md").write_text(card, encoding="utf-8")
     kind = "full" if weights.lora is None else "lora"
@@ -208,7 +207,7 @@ def _card(
 
 
 def _notes(comfyui: list[str], part: Sequence[float] | None, kind: str) -> list[str]:
-    lines = [f"For other programs `{SETTINGS}` lists the exact settings: Euler's method over its sigmas, and the call."]
+    lines = [f"For other programs `{SAMPLER}` lists the exact settings: Euler's method over its sigmas, and the call."]
     if part is not None:
         base = f"on the part {part_text(part)} of the steps; the model from before training took the others."
         lines.append(

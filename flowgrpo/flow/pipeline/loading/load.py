@@ -290,7 +290,7 @@ def load_policy(
     Args:
         path: a built-in name, a local folder or a hub id.
         dtype: `float32`, `bfloat16` or `float16`.
-        call: arguments for the pipeline's call, over the defaults of a built-in model.
+        call: arguments for the pipeline's call, over those of `default_call`.
         device: the first GPU by default, if there is one.
         adapter: a folder from `flowgrpo export`, for the transformer.
         quantise: `int8` or `nf4` for the transformer, before it moves to the device.

@@ -14,6 +14,7 @@ from runs import CALL
 from safetensors.torch import save_file
 
 from flowgrpo.cli import main
+from flowgrpo.flow.pipeline.loading.load import load_policy
 
 
 @pytest.mark.parametrize("lora", [True, False])
@@ -75,6 +76,18 @@ def test_the_card_and_the_settings_say_what_others_need(workplace, tiny_model):
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(6)
     assert told["sigmas"] == scheduler.sigmas.tolist()
+
+
+def test_full_weights_are_called_as_the_run_called_them_unless_a_config_says_otherwise(workplace, capsys):
+    main(["train", "tiny.yaml", "model.lora=null", "train.iterations=1", "eval.call={num_inference_steps: 6}"])
+    assert main(["export", "runs/t", "--out", "out"]) == 0
+    assert load_policy("out").call == {**CALL, "num_inference_steps": 6}
+    assert load_policy("out", call={"height": 32}).call == {**CALL, "num_inference_steps": 6, "height": 32}
+    Path("out/sampler.json").write_text("[]")
+    assert main(["plan", "tiny.yaml", "model.path=out"]) == 2
+    assert main(["train", "tiny.yaml", "model.path=out", "run.name=next"]) == 2
+    assert "out/sampler.json: it has no `call`" in capsys.readouterr().err
+    assert not Path("runs/next").exists()
 
 
 def test_the_settings_tell_the_largest_rank_of_a_lora_that_a_run_started_from(workplace):
