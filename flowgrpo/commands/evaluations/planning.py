@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_manifest
-from rewards.base import default_name
+from rewards.base import default_name, find
 
 STRIDE = 100_000  # between the seeds of a prompt's samples; the first sample of prompt i has seed i, as in training
 
@@ -91,7 +92,8 @@ class Plan:
 def plan_evaluation(request: Request, target: Target, folder: Path) -> Plan:
     """Load the prompts of a set for a model.
 
-    Raise InputError if they cannot be read, or `folder` cannot be used or holds something else.
+    Raise InputError if they cannot be read, or `folder` cannot be used or holds something else; RewardError if there is no
+    such reward.
     """
     settings, chosen = target.model, request.chosen
     listed = prompts.load(chosen.prompts, "--set", **settings.prompts.load_options)
@@ -115,7 +117,7 @@ def plan_evaluation(request: Request, target: Target, folder: Path) -> Plan:
         **target.describe(),
         "name": target.name,
         "total": chosen.total,
-        "rewards": {name: use.model_dump(mode="json") for name, use in request.rewards.items()},
+        "rewards": {name: use.model_dump(mode="json") | _code(use.use) for name, use in request.rewards.items()},
         "paper": chosen.paper,
         "licence": chosen.licence,
         "note": chosen.note if _is_scored_as_published(request) else "",
@@ -123,6 +125,22 @@ def plan_evaluation(request: Request, target: Target, folder: Path) -> Plan:
     asked = json.loads(json.dumps(asked, default=str))
     _check_folder(folder, asked)
     return Plan(request=request, target=target, folder=folder, rows=rows, samples=samples, asked=asked)
+
+
+def _code(use: str) -> dict[str, str]:
+    """Return `code`, a digest of the file or the function of a user's own reward: one that was edited scores again."""
+    place = use if use.endswith(".py") else use.rpartition(":")[0]  # a file, a module, or nothing
+    if not place or "://" in use:
+        return {}
+    reward = find(use)
+    if place.endswith(".py"):
+        text = Path(place).read_text(encoding="utf-8")
+    else:
+        try:
+            text = inspect.getsource(reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward))
+        except (OSError, TypeError):  # no source, such as of a compiled module
+            return {}
+    return {"code": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _is_scored_as_published(request: Request) -> bool:
