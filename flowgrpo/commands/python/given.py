@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from flowgrpo.errors import InputError
 from flowgrpo.schema.explain import section
 from flowgrpo.schema.sections import RunConfig
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 PIPELINE = "pipeline"
+DIGEST = "digest.txt"  # in that folder, of the pipeline that it was saved from
 
 
 def check_sections(sections: Mapping[str, Any], kind: type[RunConfig]) -> None:
@@ -118,9 +121,34 @@ def check_pipeline(pipeline: DiffusionPipeline) -> None:
 
 
 def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:
-    """Save a pipeline to a folder, in place of what is there."""
+    """Save a pipeline to a folder, in place of what is there, with its digest."""
     partial = folder.with_name(f"{folder.name}.partial")
     for place in (folder, partial):
         shutil.rmtree(place, ignore_errors=True)
     pipeline.save_pretrained(partial)
+    (partial / DIGEST).write_text(_digest(pipeline), encoding="utf-8")
     partial.rename(folder)
+
+
+def check_same_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:
+    """Raise InputError unless a pipeline is the one that `save_pipeline` saved to a folder."""
+    file = folder / DIGEST
+    if not file.is_file() or file.read_text(encoding="utf-8") != _digest(pipeline):
+        run = folder.parent.name.removesuffix("-inputs")
+        raise InputError(
+            f"pipeline: the run {run!r} began with other weights or another scheduler; take another name, or give the "
+            f"folder {folder} as the pipeline"
+        )
+
+
+def _digest(pipeline: DiffusionPipeline) -> str:
+    """Return a digest of the weights of a pipeline and of its scheduler's settings."""
+    found = hashlib.blake2b()
+    for name, part in sorted(pipeline.components.items()):
+        if isinstance(part, torch.nn.Module):
+            for key, weight in part.state_dict().items():
+                found.update(f"{name} {key} {weight.dtype} {tuple(weight.shape)}\n".encode())
+                found.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    settings = {key: value for key, value in pipeline.scheduler.config.items() if not key.startswith("_")}
+    found.update(repr(sorted(settings.items())).encode())
+    return found.hexdigest()

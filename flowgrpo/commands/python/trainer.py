@@ -94,8 +94,11 @@ class Trainer:
         of_eval = of_train if eval_prompts is None else given.read_prompts(eval_prompts, inputs, "eval_prompts")
         written["prompts"] = {"train": of_train[0], "eval": of_eval[0]}
         path, is_path = inputs / given.PIPELINE, isinstance(pipeline, str | Path)
+        is_saved = run_folder.is_begun(folder) and path.is_dir()
         if not is_path:
             given.check_pipeline(pipeline)
+            if is_saved:
+                given.check_same_pipeline(pipeline, path)
         written |= {"kind": kind, "model": {**sections.get("model", {}), "path": str(pipeline if is_path else path)}}
         self.settings: RunConfig = config.validate(written)
         for use in (*self.settings.rewards, *self.settings.eval_rewards):
@@ -103,7 +106,7 @@ class Trainer:
         for source, text in (of_train, of_eval):
             if text is not None:
                 given.write_table(Path(source), text)
-        if not is_path and not (run_folder.is_begun(folder) and path.is_dir()):
+        if not is_path and not is_saved:
             given.save_pipeline(pipeline, path)
         self.metrics: list[dict[str, Any]] = []
         self._source: Path | None = None

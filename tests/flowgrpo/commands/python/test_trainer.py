@@ -196,11 +196,29 @@ def test_a_changed_pipeline_is_what_the_run_trains(trainer, tmp_path):
     folder = tmp_path / door.settings.model.path
     assert kept_bias(folder).eq(0.25).all()
     assert door.train()[-1]["reward/redness/mean"] is not None
+    given = {"rewards": [redness], "prompts": ["a red circle"], "eval_prompts": None, "name": "own", "model": small}
+    absent = {"text_encoder_3": None, "tokenizer_3": None}
+    again = trainer(StableDiffusion3Pipeline.from_pretrained(folder, **absent), **given)  # in another session
+    assert again.settings == door.settings
     pipe.transformer.proj_out.bias.data.fill_(0.5)
-    again = trainer(pipe, rewards=[redness], prompts=["a red circle"], eval_prompts=None, name="own",
-                    model=small, run={"resume": True})  # fmt: skip
-    assert tmp_path / again.settings.model.path == folder
+    with pytest.raises(
+        InputError, match="^pipeline: the run 'own' began with other weights or another scheduler; take"
+    ):
+        trainer(pipe, **given, run={"resume": True})
     assert kept_bias(folder).eq(0.25).all()
+
+
+def test_an_edited_reward_scores_again(trainer, monkeypatch):
+    given = {"name": "red", "prompts": ["a red circle"], "eval_prompts": None}
+    source = "def tone(images, prompts):\n    return (images[:, 0] {} 0).mean((1, 2)).tolist()\n"
+    Path("tone.py").write_text(source.format("+"))
+    door = trainer(rewards=["./tone.py"], **given)
+    plain = door.evaluate()["mean"]
+    Path("tone.py").write_text(source.format("-") + "\n# the same, edited\n")
+    monkeypatch.setattr("flowgrpo.commands.evaluations.targets.Target.sampler", lambda *_: pytest.fail("sampled again"))
+    assert door.evaluate()["mean"] == plain
+    Path("tone.py").write_text(source.format("*"))
+    assert door.evaluate()["mean"] == 0
 
 
 def test_a_single_reward_needs_no_list(trainer):
