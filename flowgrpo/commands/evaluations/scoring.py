@@ -30,11 +30,12 @@ def score_samples(
     with (folder / SCORES).open("a", encoding="utf-8") as log, open_display(), phase("scoring", len(left)) as scoring:
         for part in _whole_prompts(left, batch_size):
             for reward in rewards:
-                asked = [scored[sample.file] for sample in part if reward.name not in sample.rewards]
-                for sample in asked:
-                    if not reward.applies(files[sample.file].columns):
+                asked = []
+                for sample in (scored[sample.file] for sample in part if reward.name not in sample.rewards):
+                    if reward.applies(files[sample.file].columns):
+                        asked.append(sample)
+                    else:
                         scored[sample.file] = replace(sample, rewards={**sample.rewards, reward.name: None})
-                asked = [sample for sample in asked if reward.applies(files[sample.file].columns)]
                 of_asked = [files[sample.file] for sample in asked]
                 for sample in _score(asked, of_asked, reward, folder, by_questions=by_questions):
                     scored[sample.file] = sample

@@ -29,6 +29,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint
+from flowgrpo.training.reports.metrics import totals_of
 from flowgrpo.training.run import run_folder
 from rewards.base import default_name
 from rewards.base import find as find_reward
@@ -211,9 +212,8 @@ class Trainer:
         """Return the numbers of the run's total, which combines its rewards."""
         uses = self.settings.rewards
         names = [use.name or default_name(use.use) for use in uses]
-        values = [[math.nan if (x := one.rewards[name]) is None else x for name in names] for one in results.samples]
         combination = Combination.of(uses, self.settings.algorithm.baseline)
-        totals = combination.total(torch.tensor(values, dtype=torch.float64)).tolist()
+        totals = totals_of((one.rewards for one in results.samples), combination, names).tolist()
         combined = [
             replace(one, rewards={TOTAL: None if math.isnan(total) else total}, answers={})
             for one, total in zip(results.samples, totals, strict=True)

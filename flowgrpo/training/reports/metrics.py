@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,16 +63,18 @@ def of_samples(
     samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward], eval_rewards: Sequence[Reward]
 ) -> dict[str, float | int | None]:
     """Return the metrics of held-out samples; `eval_rewards` are not part of the total reward."""
-    totals = totals_of(samples, combination, rewards)
+    totals = totals_of((sample.rewards for sample in samples), combination, [reward.name for reward in rewards])
     metrics: dict[str, float | int | None] = {**of_totals(totals), "reward/count": int(totals.isfinite().sum())}
     for name in (reward.name for reward in (*rewards, *eval_rewards)):
         metrics[f"reward/{name}/mean"] = mean(torch.tensor([_nan(sample.rewards[name]) for sample in samples]))
     return metrics
 
 
-def totals_of(samples: Sequence[Sample], combination: Combination, rewards: Sequence[Reward]) -> torch.Tensor:
-    """Return the total reward (B,) of each held-out sample; NaN where no reward applies."""
-    values = [[_nan(sample.rewards[r.name]) for r in rewards] for sample in samples]
+def totals_of(
+    scores: Iterable[Mapping[str, float | None]], combination: Combination, names: Sequence[str]
+) -> torch.Tensor:
+    """Return the total (B,) of each sample's rewards `names`; NaN where no reward applies."""
+    values = [[_nan(of_sample[name]) for name in names] for of_sample in scores]
     return combination.total(torch.tensor(values, dtype=torch.float64))
 
 
