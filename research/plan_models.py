@@ -21,7 +21,7 @@ from flowgrpo.commands.model_kinds import KINDS
 from flowgrpo.data import configs
 
 GIB = 2**30
-ROOM = 0.985  # GiB that a card offers for each GB of its name: 23.6 of 24, 78.8 of 80
+OFFERED = {24: 23.6, 48: 44.5, 80: 79.0}  # GiB that a card of so many GB offers
 LONGEST = 1000  # letters of GSM8K's longest questions, approximately
 PHASES = ("encode", "rollout", "decode", "reward", "update", "evaluate")
 KEYS = ("rollout_batch", "micro_batch")
@@ -34,7 +34,7 @@ def gpu_of(name: str) -> int:
 
 def room_of(name: str) -> float:
     """Return the GiB that the GPU of a built-in config offers."""
-    return ROOM * gpu_of(name)
+    return OFFERED[gpu_of(name)]
 
 
 def stand_in(name: str, folder: Path) -> list[str]:
@@ -70,7 +70,7 @@ def main(names: list[str]) -> int:
     """Print the table; return 1 if a config does not fit its GPU, else 0."""
     short = []
     heads = ("config", "GPU", *PHASES, *KEYS)
-    print(f"A card of N GB is taken to offer {ROOM} N GiB.\n")
+    print(", ".join(f"{size} GB offer {offered} GiB" for size, offered in OFFERED.items()) + ".\n")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with tempfile.TemporaryDirectory() as folder:
         for name in names or configs.names():

@@ -30,7 +30,7 @@ def peak_of(name):
 
 def test_each_config_names_the_smallest_card_that_offers_its_peak():
     for name in configs.names():
-        fitting = [size for size in (24, 48, 80) if peak_of(name) <= plan_models.ROOM * size]
+        fitting = [size for size, offered in plan_models.OFFERED.items() if peak_of(name) <= offered]
         assert plan_models.gpu_of(name) == fitting[0]
 
 

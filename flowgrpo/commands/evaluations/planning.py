@@ -134,13 +134,14 @@ def _code(use: str) -> dict[str, str]:
         return {}
     reward = find(use)
     if place.endswith(".py"):
-        text = Path(place).read_text(encoding="utf-8")
+        code = Path(place).read_bytes()
     else:
+        known = inspect.isroutine(reward) or inspect.isclass(reward)
         try:
-            text = inspect.getsource(reward if inspect.isroutine(reward) or inspect.isclass(reward) else type(reward))
+            code = inspect.getsource(reward if known else type(reward)).encode()
         except (OSError, TypeError):  # no source, such as of a compiled module
             return {}
-    return {"code": hashlib.sha256(text.encode()).hexdigest()}
+    return {"code": hashlib.sha256(code).hexdigest()}
 
 
 def _is_scored_as_published(request: Request) -> bool:
