@@ -265,6 +265,9 @@ def load(
     """
     reward = find(use)
     if inspect.isclass(reward) or isinstance(reward, partial):
+        takes = inspect.signature(reward).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in takes.values()) and (odd := (options or {}).keys() - takes.keys()):
+            raise RewardError(f"the reward {use!r} has no option {min(odd)!r}, {nearest(min(odd), takes)}")
         with _one_sentence(f"the reward {use!r} could not be made", reward), preserve(f"the reward {use!r}", reward):
             reward = reward(**(options or {}))
     elif options:
@@ -277,9 +280,7 @@ def load(
         except ValueError as error:
             raise RewardError(f"the reward {use!r}: {error}") from None
         if use in BUILT_IN and "video" in BUILT_IN[use].inputs:
-            raise RewardError(
-                f"the reward {use!r} sees videos itself, frames are for rewards of pictures; leave it out"
-            )
+            raise RewardError(f"the reward {use!r} sees videos itself; leave frames out, which are for pictures")
     if of not in (None, "soundtrack"):
         raise RewardError(f"the reward {use!r}: of is {of!r}, choose soundtrack or leave it out")
     if of is not None and frames is not None:
@@ -313,7 +314,7 @@ def find(use: str) -> Any:
         sentence = f"the reward {use!r}: {installed[use].value} could not be imported"
         with _one_sentence(sentence, module), preserve(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
-    hint = nearest(use, [*BUILT_IN, *installed])
+    hint = f"did you mean './{use}.py'?" if Path(f"{use}.py").is_file() else nearest(use, [*BUILT_IN, *installed])
     raise RewardError(f"there is no reward {use!r}, {hint} (one in a file is ./file.py:function)")
 
 
@@ -365,8 +366,7 @@ def _load_file(path: Path, what: str) -> Any:
         raise RewardError(f"{what}: there is no file {path}" + "".join(f", did you mean {file!r}?" for file in near))
     digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
     spec = importlib.util.spec_from_file_location(f"flowgrpo_plugin_{path.stem}_{digest}", path)
-    assert spec is not None  # the file ends in .py
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None  # noqa: PT018 - the file ends in .py
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # for dataclasses and pickle
     with _one_sentence(f"{what}: {path} could not be imported", spec.name), preserve(what, path, imports=True):
         spec.loader.exec_module(module)

@@ -137,7 +137,7 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             "num_inference_steps: 10000000 is not a number of steps from 1 to 10000",
         ),
         (["train", "tiny.yaml", "model.call.height=17"], "model.call.height: 17 is not a multiple of 4; take 16 or 20"),
-        (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses it"),
+        (["train", "tiny.yaml", "model.call.height=x"], "model.call: StableDiffusion3Pipeline refuses {"),
         (["train", "tiny.yaml", "model.call.height=true"], "model.call.height: True is no number, leave it out"),
         (["plan", "tiny.yaml", "model.call.guidance_scale=x"], "model.call.guidance_scale: 'x' is no number, take 7.0"),
         (

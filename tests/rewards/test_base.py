@@ -104,7 +104,8 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
     ("no.such.module:f", {}, "no.such.module could not be imported: ModuleNotFoundError"),
     ("./mine.py:THREE", {}, "is int, which cannot be called"),
     ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
-    ("./mine.py:Scaled", {"size": 1}, "could not be made: TypeError"),
+    ("./mine.py:Scaled", {"size": 1}, "the reward './mine.py:Scaled' has no option 'size', choose one of scale"),
+        ("mine", {}, "there is no reward 'mine', did you mean './mine.py'"),
     ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:14$"),
 ])  # fmt: skip
 def test_what_cannot_be_found_is_explained(mine, use, options, said):

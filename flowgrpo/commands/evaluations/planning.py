@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from flowgrpo.commands.evaluations.results import ASKED, Scored, read_asked
 from flowgrpo.commands.evaluations.targets import Target
+from flowgrpo.commands.scores.code import code_of
 from flowgrpo.commands.scores.score import read_use
 from flowgrpo.data import prompts
 from flowgrpo.data.evaluation.sets import QUESTIONS, EvaluationSet, find_set, own_set
@@ -21,7 +21,7 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_manifest
-from rewards.base import default_name, find
+from rewards.base import default_name
 
 STRIDE = 100_000  # between the seeds of a prompt's samples; the first sample of prompt i has seed i, as in training
 
@@ -128,20 +128,9 @@ def plan_evaluation(request: Request, target: Target, folder: Path) -> Plan:
 
 
 def _code(use: str) -> dict[str, str]:
-    """Return `code`, a digest of the file or the function of a user's own reward: one that was edited scores again."""
-    place = use if use.endswith(".py") else use.rpartition(":")[0]  # a file, a module, or nothing
-    if not place or "://" in use:
-        return {}
-    reward = find(use)
-    if place.endswith(".py"):
-        code = Path(place).read_bytes()
-    else:
-        known = inspect.isroutine(reward) or inspect.isclass(reward)
-        try:
-            code = inspect.getsource(reward if known else type(reward)).encode()
-        except (OSError, TypeError):  # no source, such as of a compiled module
-            return {}
-    return {"code": hashlib.sha256(code).hexdigest()}
+    """Return `code`, a digest of a user's own reward: one that was edited scores again."""
+    code = code_of(use)
+    return {} if code is None else {"code": hashlib.sha256(code).hexdigest()}
 
 
 def _is_scored_as_published(request: Request) -> bool:

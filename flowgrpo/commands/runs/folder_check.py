@@ -10,6 +10,7 @@ from flowgrpo.data import config_paths, tables
 from flowgrpo.errors import InputError
 from flowgrpo.schema import sections
 from flowgrpo.schema.imports.lazy import lazy
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.checkpoints import resume
 from flowgrpo.training.run import run_folder
@@ -78,10 +79,13 @@ def check(settings: RunConfig) -> None:
         raise InputError(
             f"run.resume: {folder} is not the folder of a run, it holds no {run_folder.CONFIG}; take another run.name"
         )
-    for key, (before, now) in changes(settings).items():
+    found = changes(settings)
+    for key, (before, now) in found.items():
+        others = f" (and {counted(len(found) - 1, 'other key')})" if len(found) > 1 else ""
         raise InputError(
-            f"run.resume: {key} was {before!r} in {folder} and is {now!r} now; a resumed run "
-            "cannot change it, so take another run.name for a new run"
+            f"run.resume: {key} was {before!r} in {folder} and is {now!r} now{others}; a resumed run cannot change it, "
+            f"so take another run.name for a new run, or go on with: flowgrpo train {folder / run_folder.CONFIG} "
+            "run.resume=true"
         )
     gallery.check_readable(folder)
     resume.check_checkpoints(folder)

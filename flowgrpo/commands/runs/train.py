@@ -185,7 +185,8 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         run_folder.replace_text(folder / "config.yaml", config.dump(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
-        inputs.keep(folder, settings, source)
+        for sentence in inputs.keep(folder, settings, source):
+            trainer.state.report.warn(sentence)
     accelerator.wait_for_everyone()
     trainer.state.weights.begun = {}  # saved in that file
     if settings.run.resume:

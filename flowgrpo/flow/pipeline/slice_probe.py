@@ -301,4 +301,5 @@ def _refusal(walk: DenoisingLoop, error: Exception) -> str:
     name = type(walk.pipe).__name__
     kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
     reason = kind + " ".join(str(error).split())[:300]
-    return f"{name} refuses it: {reason}"
+    call = ", ".join(f"{key}: {value!r}" for key, value in walk.call.items())
+    return f"{name} refuses {{{call}}}: {reason}"

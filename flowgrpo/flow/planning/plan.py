@@ -20,7 +20,7 @@ from flowgrpo.flow.pipeline.guidance import guidance_branches
 from flowgrpo.flow.pipeline.loading import load
 from flowgrpo.flow.pipeline.loading.load import planned_class
 from flowgrpo.flow.planning.iteration_forecast import exact_finish_cost, most_further, most_hinted, predict_cost
-from flowgrpo.flow.planning.tree_diagram import LEGEND, draw_tree
+from flowgrpo.flow.planning.tree_diagram import draw_tree, legend
 from flowgrpo.flow.planning.unseen import unseen
 from flowgrpo.flow.rollouts import early_stop, hinted_rollout
 from flowgrpo.flow.rollouts.adaptive_tree import Shaping
@@ -240,7 +240,7 @@ def _memory(planned: dict[str, Any]) -> list[tuple[str, str]]:
 
 def format_tree(planned: dict[str, Any]) -> list[str]:
     """Return the lines of the tree diagram with its legend; [] if the plan has none."""
-    return [*planned["picture"], LEGEND] if planned["picture"] else []
+    return [*planned["picture"], legend(planned["picture"])] if planned["picture"] else []
 
 
 def _comparison(config: Config, num_steps: int, branches: int) -> dict[str, int]:

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from samplers.trees import TRUNK, TWIG, Move, Plan
 
-LEGEND = "o state   * decoded   ~ stochastic, trained   = stochastic   - ODE   . twig, for its reward only   3 children"
+SIGNS = {
+    "o": "state",
+    "*": "decoded",
+    "~": "stochastic, trained",
+    "=": "stochastic",
+    "-": "ODE",
+    ".": "twig, for its reward only",
+}
 WIDTH = 4  # characters for one step
 
 
 def draw_tree(plan: Plan, num_steps: int) -> list[str]:
     """Draw the tree of one root from noise (left) to data (right); return its lines. Equal siblings share a line.
 
-    `LEGEND` explains the signs; a digit in a step is the number of children.
+    `legend` explains the signs; a number in a step is the number of children.
     """
     header = "".join(str(step).ljust(WIDTH) for step in range(num_steps + 1)).rstrip()
     lines = [[" "] * (WIDTH * num_steps + 1)]
     _draw(plan, TRUNK, 0, remaining=(), end=num_steps, row=0, lines=lines)
     return [header, *("".join(line).rstrip() for line in lines)]
+
+
+def legend(lines: list[str]) -> str:
+    """Return what the signs in the lines of a diagram mean."""
+    drawn = "".join(lines[1:])  # the first has the numbers of the steps
+    words = [f"{sign} {meaning}" for sign, meaning in SIGNS.items() if sign in drawn]
+    return "   ".join([*words, *(["number: children"] if any(map(str.isdigit, drawn)) else [])])
 
 
 def _draw(

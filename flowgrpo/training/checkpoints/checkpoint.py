@@ -80,7 +80,7 @@ def find(folder: Path, step: int | None = None) -> Path:
     """Return the checkpoint of `step`, or the latest; raise InputError if there is none."""
     known = steps(folder)
     if not known:
-        raise InputError(f"{folder}: there is no checkpoint")
+        raise InputError(f"{folder}: there is no checkpoint yet; continue the run with run.resume=true")
     if step is not None and step not in known:
         raise InputError(f"{folder}: there is no checkpoint of step {step}, there are {', '.join(map(str, known))}")
     return place_of(folder, known[-1] if step is None else step)

@@ -23,6 +23,7 @@ else:
     safetensors = lazy("safetensors")
 
 KEY, VARIANT = "model.path", "model.variant"
+LORAS = ("pytorch_lora_weights.safetensors", "adapter_config.json")  # files of exported adapters
 SINGLE = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")  # suffixes of single-file models
 REMEDY = "to train a network alone, save it into its pipeline: docs/guides/adapters.md, Full weights that you have"
 BESIDE = (".json", ".txt", ".model", ".jinja")  # suffixes of other files that are read
@@ -132,9 +133,11 @@ def is_network(folder: Path) -> bool:
 
 
 def refuse_non_model(folder: Path) -> None:
-    """Raise InputError if a folder is empty or a run's."""
+    """Raise InputError if a folder is empty, a run's or a LoRA's."""
     if not any(folder.iterdir()):
         raise InputError(f"{KEY}: {folder} is an empty folder")
+    if any((folder / name).is_file() for name in LORAS) and not (folder / "config.json").is_file():
+        raise InputError(f"{KEY}: {folder} is a LoRA; give its model, and the LoRA as model.lora.path={folder}")
     if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
         raise InputError(
             f"{KEY}: {folder} is a run; export it and give the export (of a LoRA: give its model, and "

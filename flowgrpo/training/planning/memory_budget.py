@@ -58,18 +58,18 @@ def resolve_batches(budget: Budget, room: int) -> tuple[Budget, dict[str, int]]:
     return budget.with_settings(sizes), sizes
 
 
-def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget] | None:
-    """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget, or None.
+def advise(budget: Budget, room: int) -> tuple[dict[str, Any], Budget]:
+    """Return a minimal set of settings that make a run fit into `room` bytes, and the changed budget.
 
     Smaller batches come first, since they cost the least time. Then come memory-saving settings (`Budget.switches`), then
-    settings that change the training (`Budget.resorts`). None means that no such settings make the run fit.
+    settings that change the training (`Budget.resorts`). If they are not enough, all that help are returned.
     """
     settings: dict[str, Any] = {}
     after = budget
     while not after.fits(room):
         setting = _find_helpful(after, room, after.switches()) or _find_helpful(after, room, after.resorts())
         if setting is None:
-            return None
+            return settings, after
         key, value = setting
         settings[key], after = value, after.with_setting(key, value)
     for key in list(settings):
@@ -133,18 +133,20 @@ def _find_helpful(budget: Budget, room: int, options: Sequence[Setting]) -> Sett
 def check_fit(budget: Budget, room: int) -> dict[str, Any]:
     """Return as JSON values whether a run fits GPUs of `room` bytes, and settings that make it fit."""
     budget, rows = resolve_batches(budget, room)
-    advised = advise(budget, room)
-    settings, after = advised or ({}, budget)
+    settings, after = advise(budget, room)
+    can_fit = after.fits(room)
+    least = max(at(after.phases(), {ROLLOUT: 1, UPDATE: 1}), key=lambda phase: phase.total)
     return {
         "gpu_bytes": room,
         "found": rows,
         "fits": budget.peak() <= room,
-        "set": settings if advised else None,
+        "set": settings if can_fit else None,
+        "least": None if can_fit else {"set": settings, "phase": least.name, "total": least.total},
         "phases": [
             {"phase": phase.name, "rows": phase.rows, **phase.parts, "total": phase.total} for phase in budget.phases()
         ],
         "peak": budget.peak(),
-        "peak_when_set": after.peak() if advised else None,
+        "peak_when_set": after.peak() if can_fit else None,
         "largest": budget.largest(room),
         "switches": [
             {"set": {key: value}, "peak": other.peak(), "largest": other.largest(room)}
@@ -175,7 +177,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         phase = max(found["phases"], key=lambda phase: phase["total"])["phase"]
         yield f"fits {_gib(room)} GiB: the peak is {_gib(found['peak'])}, in the phase {phase}; {_largest(found['largest'])}"
     elif found["set"] is None:
-        yield f"does not fit {_gib(room)} GiB with any setting that was tried; take a larger GPU, or smaller samples"
+        yield _too_large_line(room, **found["least"])
     else:
         after = _gib(found["peak_when_set"])
         yield f"does not fit {_gib(room)} GiB; it fits, with a peak of {after}, if you set {as_overrides(found['set'])}"
@@ -185,6 +187,16 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     for switch in found["switches"]:
         if _outcome(switch) != _outcome(found):
             yield f"with {as_overrides(switch['set'])}: {_outcome(switch)}"
+
+
+def _too_large_line(room: int, set: dict[str, Any], phase: str, total: int) -> str:
+    """Format what a run takes at least, where no settings make it fit."""
+    with_set = f"with {as_overrides(set)}, " if set else ""
+    smaller = "" if phase == "encode" else ", or smaller samples"
+    return (
+        f"does not fit {_gib(room)} GiB with any setting that was tried: {with_set}the phase {phase} takes {_gib(total)} at "
+        f"least; take a larger GPU{smaller}"
+    )
 
 
 def _host_line(loading: int, prompts: int, bytes: int) -> str:

@@ -42,10 +42,12 @@ class Scores:
 
 @dataclass
 class Silence:
-    """Count of failures of a reward's server."""
+    """Counts of a reward's failures."""
 
     calls: int = 0  # calls in a row without an answer
     unasked: int = 0  # samples dropped without a call, since the server was silent
+    scored: int = 0  # samples whose rewards were returned
+    odd: int = 0  # of these, samples dropped since their reward was NaN or infinity
 
 
 class Scorer:
@@ -72,6 +74,13 @@ class Scorer:
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
         for reward, silence in zip(self.rewards, self._silences, strict=True):
+            if silence.odd:
+                LOGGER.warning(
+                    "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
+                    reward.name,
+                    silence.odd,
+                    silence.scored,
+                )
             if silence.unasked:
                 LOGGER.warning(
                     "the reward %r was not asked any more; %d more samples are dropped", reward.name, silence.unasked
@@ -237,13 +246,7 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
         try:
             values = reward(samples, prompts, columns)
             silence.calls = 0
-            if odd := int(values.isinf().sum()):
-                LOGGER.warning(
-                    "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
-                    reward.name,
-                    odd,
-                    len(rows),
-                )
+            silence.scored, silence.odd = silence.scored + len(rows), silence.odd + int(values.isinf().sum())
             return values
         except (Exception, SystemExit) as error:  # a plug-in may raise anything; the last error is reported
             if attempt == attempts and is_out_of_memory(error):  # before, the model may have used the memory

@@ -60,7 +60,7 @@ def test_features_are_means_over_the_chosen_frames():
 
 
 def test_a_reward_of_videos_takes_no_frames():
-    with pytest.raises(RewardError, match="the reward 'motion' sees videos itself, frames are for rewards of pictures"):
+    with pytest.raises(RewardError, match="the reward 'motion' sees videos itself; leave frames out"):
         load("motion", frames="first")
 
 

@@ -247,7 +247,7 @@ def test_a_column_that_json_cannot_hold_is_named():
     ("", {}, "names no reward, write http://127.0.0.1:.*/NAME"),
     ("/brigt", {}, "serves no reward 'brigt', did you mean 'bright'"),
     ("/bright", {"transport": "jpeg"}, "transport: there is no 'jpeg', choose one of float32, uint8"),
-    ("/bright", {"timeot": 3}, "could not be made: TypeError: .*timeot"),
+    ("/bright", {"timeot": 3}, "has no option 'timeot', did you mean 'timeout'"),
     ("/bright,ftp://x/bright", {}, "'ftp://x' is not an address"),
     ("/bright,http://127.0.0.1:9/bright", {"timeout": 0.2}, "http://127.0.0.1:9/health could not be reached"),
 ])  # fmt: skip

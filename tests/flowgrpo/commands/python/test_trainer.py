@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,16 @@ def test_a_changed_pipeline_is_what_the_run_trains(trainer, tmp_path):
     ):
         trainer(pipe, **given, run={"resume": True})
     assert kept_bias(folder).eq(0.25).all()
+
+
+def test_a_reward_that_changed_before_a_resume_is_told(trainer, monkeypatch, caplog):
+    given = {"rewards": [redness], "prompts": ["a red circle"], "eval_prompts": None, "name": "red"}
+    trainer(**given, train={**SECTIONS["train"], "iterations": 1}).train()
+    assert Path("runs/red/inputs/redness.py").read_text().startswith("def redness(images, prompts):")
+    blue = types.FunctionType(blueness.__code__, globals(), "redness")
+    monkeypatch.setitem(globals(), "redness", blue)
+    trainer(**{**given, "rewards": [blue]}, run={"resume": True}).train()
+    assert f"rewards.0.use: {__name__}:redness has changed since the run began" in caplog.text
 
 
 def test_an_edited_reward_scores_again(trainer, monkeypatch):

@@ -47,7 +47,7 @@ def settings(tmp_path):
 def test_the_files_of_a_run_are_copied_once_for_each_content(settings, tmp_path):
     run, chosen = tmp_path / "run", settings()
     for _ in range(2):  # the second time as a resume does
-        inputs.keep(run, chosen, tmp_path / "run.yaml")
+        assert inputs.keep(run, chosen, tmp_path / "run.yaml") == []
         assert list(listed(run)) == [
             ("config", "run.yaml"),
             ("prompts.train", "files-2.jsonl"),
@@ -63,7 +63,8 @@ def test_the_files_of_a_run_are_copied_once_for_each_content(settings, tmp_path)
     assert (line["path"], line["bytes"]) == (str(tmp_path / "mine.py"), len(data))
 
     (tmp_path / "mine.py").write_text("def own(images, prompts): return [1.0] * len(prompts)\n")
-    inputs.keep(run, chosen, tmp_path / "run.yaml")
+    (said,) = inputs.keep(run, chosen, tmp_path / "run.yaml")
+    assert said.startswith(f"rewards.0.use: {tmp_path}/mine.py has changed since the run began")
     assert "0.0" in (run / "inputs" / "mine.py").read_text()
     assert "1.0" in (run / "inputs" / "mine-2.py").read_text()
     assert list(listed(run))[-1] == ("rewards.0.use", "mine-2.py")
@@ -92,7 +93,7 @@ def test_a_corpus_is_kept_too_and_what_is_large_by_its_bytes_and_time_alone(sett
     inputs.keep(tmp_path / "run", chosen, None)
     assert file.read_text() == before
     os.utime(corpus, (1, 1))
-    inputs.keep(tmp_path / "run", chosen, None)
+    assert inputs.keep(tmp_path / "run", chosen, None) == []  # no other bytes are known
     assert json.loads(file.read_text().removeprefix(before))["modified"] == "1970-01-01T00:00:01+00:00"
 
 

@@ -118,7 +118,8 @@ def test_a_finished_run_has_its_policy_for_python(trained):
 def test_what_a_run_is_refused_for_auto_is_refused_for(trained, unloaded, refused, asked):
     (trained / "runs" / "other").mkdir()
     (trained / "runs" / "other" / "holiday.png").touch()
-    new = "a resumed run cannot change it, so take another run.name for a new run"
+    new = "a resumed run cannot change it, so take another run.name for a new run, or go on with: "
+    new += "flowgrpo train runs/t/config.yaml run.resume=true"
     for option, said in (
         ("run.name=other", "runs/other is not the folder of a run, it holds no config.yaml; take another run.name"),
         ("train.learning_rate=0.5", f"train.learning_rate was 0.01 in runs/t and is 0.5 now; {new}"),

@@ -17,7 +17,7 @@ from flowgrpo.errors import InputError
 from flowgrpo.flow.methods.presets import PRESETS
 from flowgrpo.flow.planning.iteration_forecast import predict_cost
 from flowgrpo.flow.planning.plan import picture, sigma_table, uneven
-from flowgrpo.flow.planning.tree_diagram import draw_tree
+from flowgrpo.flow.planning.tree_diagram import draw_tree, legend
 from samplers.kernels import Kernel
 from samplers.trees import TRUNK, Move
 
@@ -323,6 +323,7 @@ def test_the_branches_of_a_trunk_that_ends_are_drawn():
         "|   +~2~o---o---*",
         "+~2~o---o---o---*",
     ]
+    assert legend(draw_tree(plan, 4)) == "o state   * decoded   ~ stochastic, trained   - ODE   number: children"
 
 
 # The table of SD3 and of the embedded model at 10 steps, written out: shift 3, and what diffusers appends before 0.

@@ -45,5 +45,5 @@ def test_a_pipeline_whose_network_waits_for_a_process_that_has_gone_is_not_blame
     monkeypatch.delenv("WORLD_SIZE")
     done.clear()
     if calls == 0:
-        with pytest.raises(InputError, match="refuses it: RuntimeError"):
+        with pytest.raises(InputError, match="refuses {.*}: RuntimeError"):
             probe(policy.walk, rows, "model.call", Capabilities())
