@@ -200,21 +200,21 @@ class Reward:
         """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
         from rewards.audio import join_samples
 
-        self._check_arguments({*columns, "soundtrack"})
+        self._check_arguments({*columns, "soundtrack"}, f"the prompt {one_line(prompt)[:60]!r} has")
         two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
 
-    def _check_arguments(self, columns: Container[str]) -> None:
+    def _check_arguments(self, columns: Container[str], have: str = "the prompts have") -> None:
         """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""
         count = len(self._parameters)
         if count < 2 and not any(p.kind is p.VAR_POSITIONAL for p in self._parameters):
             raise RewardError(f"{self} must take two arguments, samples and prompts, not {count} (see {CONTRACT})")
         for p in self._parameters[2:]:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in columns:
-                raise RewardError(f"{self} needs a column {p.name!r}, the prompts have none (see {CONTRACT})")
+                raise RewardError(f"{self} needs a column {p.name!r}, {have} none (see {CONTRACT})")
 
 
 def matches(columns: Mapping[str, Any], only: Mapping[str, Any]) -> bool:

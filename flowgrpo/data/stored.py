@@ -171,7 +171,11 @@ class Writer:
 def read(folder: Path, key: str = KEY) -> Stored:
     """Read a complete folder of groups. Raises InputError, naming `key`, if it is incomplete or a file's size is wrong."""
     if not (folder / MANIFEST).is_file():
-        cut = "was cut off before it was whole; go on with the same command" if (folder / BEGUN).is_file() else ""
+        cut = (
+            "was cut off before it was whole; repeat the command flowgrpo sample that began it"
+            if (folder / BEGUN).is_file()
+            else ""
+        )
         raise InputError(
             f"{key}: {folder} {cut or f'holds no groups, it has no {MANIFEST}; flowgrpo sample writes some'}"
         )

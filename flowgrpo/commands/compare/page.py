@@ -123,4 +123,4 @@ def _format_weights(run: Run) -> str:
     uses = run.config.get("rewards", [])
     parts = [name_of(use) if use["weight"] == 1 else f"{number(use['weight'])} × {name_of(use)}" for use in uses]
     form = run.trained.form
-    return ", ".join(parts) + (f" ({form})" if form != "sum" else "") if parts else "the sum of all"
+    return ", ".join(parts) + (f" ({form})" if form != "sum" else "") if parts else "no rewards"

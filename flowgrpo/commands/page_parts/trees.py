@@ -214,8 +214,8 @@ def write_trees(run: Path, out: Path) -> Path:
     trees = folder.read(shown_steps(folder.sizes()))
     if not trees:
         raise InputError(
-            f"{run}: it kept no trees; train again with run.trees='{{every: 8}}' (a flow model without run.engine and "
-            "data.groups)"
+            f"{run}: it kept no trees; train again with run.trees='{{every: 8}}' (flow models only without "
+            "run.engine and data.groups)"
         )
     by_step = defaultdict(list)
     for tree in trees:

@@ -125,4 +125,4 @@ def check(shares: Sequence[VarianceShare], steps: int, seconds: Seconds, decided
         )
     if not advised.splits:
         reasons.append(f"a split is not predicted to learn {OF_SPLITS:g} times as fast")
-    return Check("tree", True, f"take {what}: {'; '.join(reasons)}; to set it: {advised.overrides}")
+    return Check("tree", True, f"take {what}: {'; '.join(reasons)}; to take them: {advised.overrides}")

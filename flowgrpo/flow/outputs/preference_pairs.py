@@ -65,6 +65,8 @@ def store_pairs(config: Config, source: Path, folder: Path) -> dict[str, Any]:
 
 def files_of(source: Path) -> list[Path]:
     """List the .parquet files of a source; raise InputError if there are none."""
+    if not source.exists():
+        raise InputError(f"{KEY}: there is no file {source}")
     files = sorted(source.glob("[!.]*.parquet")) if source.is_dir() else [source]
     if not files or not all(file.is_file() and file.suffix == ".parquet" for file in files):
         raise InputError(f"{KEY}: {source} is neither a .parquet file nor a folder with some")
@@ -111,6 +113,8 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
         raise InputError(f"{place}: jpg_0 and jpg_1 are not the bytes of pictures")
     if not all(isinstance(each, int | float) and each == each for each in labels):
         raise InputError(f"{place}: label_0 and label_1 are {labels}, not numbers")
+    if sum(labels) != 1:
+        raise InputError(f"{place}: label_0 and label_1 are {labels}; give 1 and 0, or 0.5 twice for a tie")
     return Pair(row["caption"], pictures, [float(each) for each in labels], place)
 
 

@@ -72,7 +72,9 @@ def test_a_folder_that_was_cut_off_is_gone_on_with(tmp_path, monkeypatch, cut):
         writer.add([each])
     if cut == "before the table":
         (folder / "part-00001.parquet").rename(folder / "part-00001.parquet.partial")
-    with pytest.raises(InputError, match=r"cut was cut off before it was whole; go on with the same command"):
+    with pytest.raises(
+        InputError, match=r"cut was cut off before it was whole; repeat the command flowgrpo sample that began it"
+    ):
         stored.read(folder)
     again = stored.Writer(folder, {"seed": 3}, ("one", "two"))
     assert again.done == {"before the table": 1, "after the table": 2, "before the manifest": 3}[cut]

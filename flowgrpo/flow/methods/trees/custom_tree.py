@@ -79,7 +79,14 @@ class Custom(Rooted):
 
         def moves(role: str, step: int) -> Sequence[Move]:
             with _check_move_fields(self.function), preserve("algorithm.tree.function", function, calls=True):
-                return plan(role, step)
+                planned = plan(role, step)
+            if not isinstance(planned, Sequence) or not all(isinstance(move, trees.Move) for move in planned):
+                kind = type(planned).__name__
+                raise InputError(
+                    f"algorithm.tree.function: the plan of {self.function} returned {kind} at step {step}, not a tuple of "
+                    "Moves such as (Move(),)"
+                )
+            return planned
 
         return moves
 

@@ -123,7 +123,10 @@ def test_what_a_run_is_refused_for_auto_is_refused_for(trained, unloaded, refuse
     for option, said in (
         ("run.name=other", "runs/other is not the folder of a run, it holds no config.yaml; take another run.name"),
         ("train.learning_rate=0.5", f"train.learning_rate was 0.01 in runs/t and is 0.5 now; {new}"),
-        ("algorithm.preset=awm", f"algorithm.preset was 'flow_grpo' in runs/t and is 'awm' now; {new}"),
+        (
+            "algorithm.preset=awm",
+            f"algorithm.preset was 'flow_grpo' in runs/t and is 'awm' now (and 1 other key); {new}",
+        ),
         ("run.seed=5", f"run.seed was 0 in runs/t and is 5 now; {new}"),
     ):
         assert refused("train", "tiny.yaml", f"run.resume={asked}", option) == f"run.resume: {said}"

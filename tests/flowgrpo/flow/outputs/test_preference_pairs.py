@@ -138,6 +138,7 @@ def test_a_picture_is_scaled_to_cover_and_cut_around_its_middle():
         ([row("a", 1.0), row(" ", 1.0)], "p.parquet:2: caption is ' ', not a text"),
         ([row("a", 1.0), row("a", 1.0, label_0=None)], "p.parquet:2: label_0 and label_1 are [None, 0.0], not numbers"),
         ([row("a", 1.0, jpg_0="a.jpg", jpg_1="b.jpg")], "p.parquet:1: jpg_0 and jpg_1 are not the bytes of pictures"),
+        ([row("a", 1.0, label_1=1.0)], "p.parquet:1: label_0 and label_1 are [1.0, 1.0]; give 1 and 0, or 0.5 twice"),
     ],
 )
 def test_a_file_that_is_not_of_pairs_is_one_sentence(workplace, tiny_model, capsys, rows, said):
@@ -147,8 +148,15 @@ def test_a_file_that_is_not_of_pairs_is_one_sentence(workplace, tiny_model, caps
     assert told.splitlines()[-1].startswith(f"flowgrpo: {said}")
 
 
-@pytest.mark.parametrize("source", ["prompts.txt", "nowhere.parquet", "empty"])
-def test_a_source_that_is_none_is_refused_before_the_model(workplace, tiny_model, unloaded, capsys, source):
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("prompts.txt", "prompts.txt is neither a .parquet file nor a folder with some"),
+        ("nowhere.parquet", "there is no file nowhere.parquet"),
+        ("empty", "empty is neither a .parquet file nor a folder with some"),
+    ],
+)
+def test_a_source_that_is_none_is_refused_before_the_model(workplace, tiny_model, unloaded, capsys, source, said):
     (workplace / "empty").mkdir()
     assert main(command(tiny_model, source)) == 2
-    assert capsys.readouterr().err.startswith(f"flowgrpo: --pairs: {source} is neither a .parquet file nor a folder")
+    assert capsys.readouterr().err == f"flowgrpo: --pairs: {said}\n"

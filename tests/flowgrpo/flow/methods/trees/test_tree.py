@@ -24,6 +24,10 @@ from samplers.trees import Move
 def of_ode(kernels):
     return lambda role, step: (Move(trained=True),)
 
+def bare(kernels):
+    return lambda role, step: Move(kernels[step])
+
+
 def forgetful(kernels):
     pass
 
@@ -132,6 +136,10 @@ REFUSED = [
     ),
     (odd("of_ode"), ": the plan trains a deterministic step, which has no log-probability"),
     (odd("forgetful"), ".function: ./odd.py:forgetful returned NoneType, not a plan (role, step) -> moves"),
+    (
+        odd("bare"),
+        ".function: the plan of ./odd.py:bare returned Move at step 0, not a tuple of Moves such as (Move(),)",
+    ),
     (odd("of_old_words"), ".function: ./odd.py:of_old_words: a Move has no 'stops', did you mean 'ode_stops'?"),
     (
         odd("of_unknown_words"),
