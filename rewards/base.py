@@ -180,7 +180,7 @@ class Reward:
     def to(self, device: torch.device | str) -> None:
         """Move the reward to a device if it has a method `to`."""
         if hasattr(self.function, "to"):
-            with preserve(str(self), self.function):
+            with _one_sentence(f"{self} could not move to {device}", self.function), preserve(str(self), self.function):
                 self.function.to(device)
 
     def _read_number(self, value: Any, i: int) -> float:
@@ -200,6 +200,7 @@ class Reward:
         """Raise RewardError unless the reward accepts two synthetic samples: one and its mirror image, or a text twice."""
         from rewards.audio import join_samples
 
+        self.to("cpu")  # where some load their weights
         self._check_arguments({*columns, "soundtrack"}, f"the prompt {one_line(prompt)[:60]!r} has")
         two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
@@ -310,9 +311,8 @@ def find(use: str) -> Any:
         return _only_reward(use, _load_file(Path(use), f"the reward {use!r}"))
     installed = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if use in installed:
-        module = installed[use].module
-        sentence = f"the reward {use!r}: {installed[use].value} could not be imported"
-        with _one_sentence(sentence, module), preserve(f"the reward {use!r}", module, imports=True):
+        said, module = f"the reward {use!r}: {installed[use].value} could not be imported", installed[use].module
+        with _one_sentence(said, module), preserve(f"the reward {use!r}", module, imports=True):
             return installed[use].load()
     hint = f"did you mean './{use}.py'?" if Path(f"{use}.py").is_file() else nearest(use, [*BUILT_IN, *installed])
     raise RewardError(f"there is no reward {use!r}, {hint} (one in a file is ./file.py:function)")

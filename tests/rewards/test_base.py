@@ -157,6 +157,19 @@ def test_a_broken_contract_is_found_on_synthetic_samples(mine, returned, said):
         rewards.load("./odd.py:odd").check(torch.rand(3, 8, 8), "a", {})
 
 
+def test_a_class_that_loads_its_weights_in_to_has_them_before_it_is_tried(mine):
+    (mine / "late.py").write_text(
+        "class Late:\n    def __init__(self, path):\n        self.path = path\n"
+        "    def to(self, device):\n        self.weights = {'mine': 2.0}[self.path]\n"
+        "    def __call__(self, images, prompts):\n        return [self.weights] * len(prompts)\n"
+    )
+    rewards.load("./late.py", options={"path": "mine"}).check(torch.rand(3, 8, 8), "a", {})
+    with pytest.raises(
+        RewardError, match=r"the reward 'late' could not move to cpu: KeyError: 'nowhere' at late.py:5$"
+    ):
+        rewards.load("./late.py", options={"path": "nowhere"}).check(torch.rand(3, 8, 8), "a", {})
+
+
 def test_what_a_reward_may_return(mine):
     arrays = "__import__('numpy').ones(2)", "__import__('torch').ones(2)", "__import__('torch').ones(2, 1)"
     for returned in ("[1, 2]", "(1.0, 2.0)", "[None, 1.0]", *arrays):

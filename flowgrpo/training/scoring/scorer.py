@@ -266,7 +266,10 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
 
 
 def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> tuple[list[Reward], list[Reward]]:
-    """Load a config's training and evaluation rewards; raise RewardError if one is missing or two have the same name."""
+    """Load a config's training and evaluation rewards.
+
+    Raise RewardError if one is missing, two have the same name, or one of `eval_uses` compares the samples of a group.
+    """
     loaded = [
         [
             replace(
@@ -284,6 +287,12 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
             where = ", one in rewards and one in eval_rewards" if name in trained and name in watched else ""
             named = f"two rewards are named {name!r}{where}"
             raise RewardError(f"{named}: leave one out, or give it another name, {{use: ..., name: ...}}")
+    for reward in loaded[1]:
+        if reward.group_wise:
+            raise RewardError(
+                f"eval_rewards: {reward} compares the samples of a group, and a held-out prompt has one sample; put it into "
+                "rewards, with a low weight"
+            )
     return loaded[0], loaded[1]
 
 
