@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from flowgrpo.data.prompts import Prompt, Row
+from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import RewardUse
 from flowgrpo.training.run.out_of_memory_error import OutOfMemory
 from rewards import Reward, RewardError
@@ -48,6 +49,8 @@ class Silence:
     unasked: int = 0  # samples dropped without a call, since the server was silent
     scored: int = 0  # samples whose rewards were returned
     odd: int = 0  # of these, samples dropped since their reward was NaN or infinity
+    failures: int = 0  # calls that failed
+    further: int = 0  # samples that calls after the first failure dropped
 
 
 class Scorer:
@@ -80,6 +83,13 @@ class Scorer:
                     reward.name,
                     silence.odd,
                     silence.scored,
+                )
+            if silence.failures > 1:
+                LOGGER.warning(
+                    "the reward %r failed for %s; %d more samples are dropped",
+                    reward.name,
+                    counted(silence.failures - 1, "more call"),
+                    silence.further,
                 )
             if silence.unasked:
                 LOGGER.warning(
@@ -260,6 +270,10 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
             with suppress(Exception, SystemExit):  # of which the last attempt's error tells
                 values[i] = reward(_select(samples, [i]), [row.prompt], {k: [v] for k, v in row.columns.items()})[0]
     times, failed = "" if attempts == 1 else f"{attempts} times ", int(values.isinf().sum())
+    silence.failures += 1
+    if silence.failures > 1:
+        silence.further += failed
+        return values
     what = "1 sample is" if failed == 1 else f"{failed} samples are"
     LOGGER.warning("the reward %r failed %s(%s); its %s dropped", reward.name, times, problem, what)
     return values

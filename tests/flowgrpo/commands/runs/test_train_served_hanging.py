@@ -46,7 +46,8 @@ def test_a_server_that_hangs_costs_two_time_limits_an_iteration_and_ends_the_run
     # Of four groups of four the first two are asked for, each for the time limit, and the others are not.
     log = (run / "log.txt").read_text()
     assert log.count("the reward 'redness' was not asked any more; 8 more samples are dropped") == 2
-    assert len(re.findall(rf"{NO_ANSWER}\); its 4 samples are dropped", log)) == 2 * 2
+    assert len(re.findall(rf"{NO_ANSWER}\); its 4 samples are dropped", log)) == 2
+    assert log.count("the reward 'redness' failed for 1 more call; 4 more samples are dropped") == 2
     assert json.loads((run / "checkpoints" / "step-000003" / "state.json").read_text())["sound"] is False
     assert "go on from step 1, the last that was sound, with: flowgrpo train tiny.yaml" in said
 

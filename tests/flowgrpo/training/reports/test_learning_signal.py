@@ -62,8 +62,9 @@ def test_a_reward_that_dies_stops_the_run_which_goes_on_when_it_is_back(tmp_path
     said = rf"ConnectionError: \[/gone\] \[2J away for good at {place}"
     lost = rf"the reward 'closeness' failed \({said}\); its 12 samples are dropped"
     told = log(tmp_path)
-    assert [bool(re.fullmatch(lost, line)) for line in told] == [True] * 4 + [False] + [True] * 4 + [False]
-    assert [told[4], told[9]] == [f"step 2: {why}", f"step 3: {why}"]
+    further = "the reward 'closeness' failed for 3 more calls; 36 more samples are dropped"
+    assert [bool(re.fullmatch(lost, line)) for line in told] == [True, False, False] * 2
+    assert told[1:3] + told[4:] == [further, f"step 2: {why}", further, f"step 3: {why}"]
     assert [path.name for path in (tmp_path / "r" / "checkpoints").iterdir()] == ["step-000003"]
 
     alive[0] = True
