@@ -105,6 +105,10 @@ def test_other_errors_of_the_file_system_keep_their_trace(monkeypatch):
             "two rewards are named 'jpeg_size', one in rewards and one in eval_rewards: leave one out",
         ),
         (
+            ["train", "tiny.yaml", "eval_rewards=[{use: preference, options: {scores: jpeg_size}}]"],
+            "eval_rewards: the reward 'preference' compares the samples of a group, and a held-out prompt has one sample",
+        ),
+        (
             ["train", "tiny.yaml", "rewards=[{use: shapes}]", "prompts.train=odd.txt"],
             "the shapes reward cannot read the prompt 'a red dog'",
         ),

@@ -41,15 +41,15 @@ class Scores:
     seconds: float  # time spent inside the reward functions
 
 
-@dataclass
-class Silence:
+@dataclass(kw_only=True)
+class Failures:
     """Counts of a reward's failures."""
 
     calls: int = 0  # calls in a row without an answer
     unasked: int = 0  # samples dropped without a call, since the server was silent
     scored: int = 0  # samples whose rewards were returned
     odd: int = 0  # of these, samples dropped since their reward was NaN or infinity
-    failures: int = 0  # calls that failed
+    failed: int = 0  # calls that failed
     further: int = 0  # samples that calls after the first failure dropped
 
 
@@ -66,7 +66,7 @@ class Scorer:
 
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = rewards
-        self._silences = [Silence() for _ in rewards]
+        self._failures = [Failures() for _ in rewards]
         local = _thread()
         self._threads = [_thread() if r.remote else local for r in rewards]
 
@@ -76,24 +76,24 @@ class Scorer:
     def __exit__(self, *error: object) -> None:
         for thread in self._threads:
             thread.shutdown(cancel_futures=True)
-        for reward, silence in zip(self.rewards, self._silences, strict=True):
-            if silence.odd:
+        for reward, failures in zip(self.rewards, self._failures, strict=True):
+            if failures.odd:
                 LOGGER.warning(
                     "the reward %r returned NaN or infinity for %d of %d samples, which are dropped",
                     reward.name,
-                    silence.odd,
-                    silence.scored,
+                    failures.odd,
+                    failures.scored,
                 )
-            if silence.failures > 1:
+            if failures.failed > 1:
                 LOGGER.warning(
                     "the reward %r failed for %s; %d more samples are dropped",
                     reward.name,
-                    counted(silence.failures - 1, "more call"),
-                    silence.further,
+                    counted(failures.failed - 1, "more call"),
+                    failures.further,
                 )
-            if silence.unasked:
+            if failures.unasked:
                 LOGGER.warning(
-                    "the reward %r was not asked any more; %d more samples are dropped", reward.name, silence.unasked
+                    "the reward %r was not asked any more; %d more samples are dropped", reward.name, failures.unasked
                 )
 
     def submit(
@@ -152,7 +152,7 @@ class Scorer:
                 one_group=one_group,
                 apart=apart,
                 ready=ready,
-                silence=self._silences[k],
+                failures=self._failures[k],
             )
             for k in which
         }
@@ -198,10 +198,10 @@ def _time_reward(
     one_group: bool,
     apart: bool,
     ready: torch.cuda.Event | None,
-    silence: Silence,
+    failures: Failures,
 ) -> tuple[torch.Tensor, float]:
     started = time.perf_counter()
-    apply = partial(_apply, reward, samples, rows, one_group=one_group, apart=apart, silence=silence)
+    apply = partial(_apply, reward, samples, rows, one_group=one_group, apart=apart, failures=failures)
     if ready is None or not isinstance(samples, torch.Tensor | Films):
         return apply(), time.perf_counter() - started
     stream = torch.cuda.Stream(tensors(samples)[0].device)
@@ -213,7 +213,7 @@ def _time_reward(
 
 
 def _apply(
-    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, apart: bool, silence: Silence
+    reward: Reward, samples: Samples, rows: Sequence[Row], *, one_group: bool, apart: bool, failures: Failures
 ) -> torch.Tensor:
     """Return the values (B,) of a reward: NaN for samples that it does not apply to, infinity for lost samples.
 
@@ -233,11 +233,11 @@ def _apply(
     ).double()
     size = len(asked) if one_group or not reward.group_wise else 1
     for batch in batched(asked, max(1, size)):
-        if silence.calls >= SILENT:
-            silence.unasked += len(batch)
+        if failures.calls >= SILENT:
+            failures.unasked += len(batch)
             values[batch] = torch.inf
         else:
-            values[batch] = _attempt(reward, _select(samples, batch), [rows[i] for i in batch], silence, apart=apart)
+            values[batch] = _attempt(reward, _select(samples, batch), [rows[i] for i in batch], failures, apart=apart)
     return values
 
 
@@ -247,7 +247,7 @@ def _select(samples: Samples, indices: Sequence[int]) -> Samples:
     return samples[indices] if isinstance(samples, torch.Tensor | Films) else [samples[i] for i in indices]
 
 
-def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Silence, *, apart: bool) -> torch.Tensor:
+def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], failures: Failures, *, apart: bool) -> torch.Tensor:
     """Call a reward until it succeeds; with `apart`, a call that always fails is made again for each sample alone."""
     prompts = [row.prompt for row in rows]
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
@@ -255,13 +255,13 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
     for attempt in range(1, attempts + 1):
         try:
             values = reward(samples, prompts, columns)
-            silence.calls = 0
-            silence.scored, silence.odd = silence.scored + len(rows), silence.odd + int(values.isinf().sum())
+            failures.calls = 0
+            failures.scored, failures.odd = failures.scored + len(rows), failures.odd + int(values.isinf().sum())
             return values
         except (Exception, SystemExit) as error:  # a plug-in may raise anything; the last error is reported
             if attempt == attempts and is_out_of_memory(error):  # before, the model may have used the memory
                 raise OutOfMemory("rewards", error, f"the reward {reward.name!r}") from error
-            silence.calls = silence.calls + 1 if isinstance(error, NoAnswer) else 0
+            failures.calls = failures.calls + 1 if isinstance(error, NoAnswer) else 0
             problem = describe_error(error, reward.function)
             time.sleep(0.1 * (attempt - 1))
     values = torch.full((len(prompts),), torch.inf, dtype=torch.float64)
@@ -270,9 +270,9 @@ def _attempt(reward: Reward, samples: Samples, rows: Sequence[Row], silence: Sil
             with suppress(Exception, SystemExit):  # of which the last attempt's error tells
                 values[i] = reward(_select(samples, [i]), [row.prompt], {k: [v] for k, v in row.columns.items()})[0]
     times, failed = "" if attempts == 1 else f"{attempts} times ", int(values.isinf().sum())
-    silence.failures += 1
-    if silence.failures > 1:
-        silence.further += failed
+    failures.failed += 1
+    if failures.failed > 1:
+        failures.further += failed
         return values
     what = "1 sample is" if failed == 1 else f"{failed} samples are"
     LOGGER.warning("the reward %r failed %s(%s); its %s dropped", reward.name, times, problem, what)
