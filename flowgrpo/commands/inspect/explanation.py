@@ -102,9 +102,9 @@ class Explained:
             return ["Other noise changes nothing: all samples from this start have the same reward."]
         most, share = max(shared, key=lambda each: each[1].share)
         if share.share > 2 * share.error:
-            where = f"step {most.step.index + 1}"
             words = [
-                f"The noise of {where} has the largest share of the reward's variance from this start: {most.share}."
+                f"The noise of step {most.step.index} has the largest share of the reward's variance from this start: "
+                f"{most.share}."
             ]
         else:
             words = ["No step stands out: the shares are small beside their errors, which more --chains make smaller."]
@@ -114,7 +114,7 @@ class Explained:
             best, row = max(redraws, key=lambda each: each[0])
             if best > own:
                 words.append(
-                    f"The best redraw (new noise in step {row.step.index + 1} only) has reward {number(best)} instead of "
+                    f"The best redraw (new noise in step {row.step.index} only) has reward {number(best)} instead of "
                     f"{number(own)}."
                 )
             else:

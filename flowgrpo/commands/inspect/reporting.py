@@ -46,7 +46,7 @@ def explain(
         print_json({**told.document, "page": str(page)})
         return
     steps = [
-        {"step": f"{row.step.index + 1}", "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}
+        {"step": f"{row.step.index}", "decides": row.share, "redraws": f"±{row.spread}", "advantage": row.advantage}
         for row in told.rows
     ]
     for line in (*told.sentences, *table_lines(steps), str(page)):

@@ -36,8 +36,8 @@ def test_a_step_s_row_orders_its_redraws_and_counts_the_better_ones():
 
 def test_sentences_name_the_step_that_decides_and_the_best_redraw():
     decides, best = explained(*SEVERAL).sentences
-    assert decides == "The noise of step 1 has the largest share of the reward's variance from this start: 62% ± 12."
-    assert best == "The best redraw (new noise in step 1 only) has reward 0.900 instead of 0.500."
+    assert decides == "The noise of step 0 has the largest share of the reward's variance from this start: 62% ± 12."
+    assert best == "The best redraw (new noise in step 0 only) has reward 0.900 instead of 0.500."
     (_, none) = explained(step(0, [0.1, 0.2], share=1.0)).sentences
     assert none == "No redraw of a single step is better than this sample, of reward 0.500."
     assert explained(step(0, [0.1, 0.2], share=0.2)).sentences[0].startswith("No step stands out: ")

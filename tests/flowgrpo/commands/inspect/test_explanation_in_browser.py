@@ -29,7 +29,7 @@ def test_arrow_keys_walk_a_strip_and_enter_enlarges(browser, page_file):
         page.keyboard.press("Home")
         assert "reward 0.200" in page.evaluate("document.activeElement.getAttribute('aria-label')")
         page.keyboard.press("Enter")
-        assert page.locator("dialog[open] p").inner_text() == "other noise in step 1, reward 0.200"
+        assert page.locator("dialog[open] p").inner_text() == "other noise in step 0, reward 0.200"
         page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0
         assert strip.locator("[tabindex='0']").count() == 1
@@ -38,7 +38,7 @@ def test_arrow_keys_walk_a_strip_and_enter_enlarges(browser, page_file):
 
 def test_steps_are_ordered_by_what_decides(browser, page_file):
     with opened(browser, page_file) as page:
-        for order, steps in ((None, "123"), ("share", "132"), ("spread", "123"), ("place", "123")):
+        for order, steps in ((None, "012"), ("share", "021"), ("spread", "012"), ("place", "012")):
             if order is not None:
                 page.locator("#order").select_option(order)
             assert page.locator(".step h3").all_inner_texts() == [f"step {step}" for step in steps]
