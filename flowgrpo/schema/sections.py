@@ -352,6 +352,8 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _members(self) -> RunConfig:
         combine, way_out = self.algorithm.baseline.combine, "move it to eval_rewards"
+        if self.rewards and all(use.weight == 0 for use in self.rewards):
+            raise InputError("rewards.0.weight: all weights are 0, so nothing is trained; set one to 1")
         for place, use in enumerate(self.rewards):
             if combine in ("worst", "cautious") and use.weight == 0:
                 counted = f"0 makes it 0 for every sample, which {combine} counts as any other"
