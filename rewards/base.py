@@ -340,12 +340,12 @@ def batched(rows: Any, size: int) -> list[Any]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the end of an error message: "did you mean 'x'?" if a choice contains or resembles `word`, otherwise all."""
+def nearest(word: str, choices: Iterable[str], others: str | None = None) -> str:
+    """Return the end of an error message: "did you mean 'x'?" if a choice resembles `word`, otherwise `others` or all."""
     choices = [str(choice) for choice in choices]
     longer = [choice for choice in choices if len(word) > 2 and word in choice]
     close = difflib.get_close_matches(word, choices, 1, 0.8) or longer or difflib.get_close_matches(word, choices, 1)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(choices)}"
+    return f"did you mean {close[0]!r}?" if close else others or f"choose one of {', '.join(choices)}"
 
 
 def locate(use: str, what: str) -> Any:

@@ -69,7 +69,9 @@ def test_a_reward_that_weighs_nothing_is_refused_where_all_are_members(kind, for
     said = f"rewards.1.weight: 0 makes it 0 for every sample, which {form} counts as any other"
     assert str(error.value).startswith(said)
     assert config.validate(written).rewards[1].weight == 0  # a sum leaves it out
-    with pytest.raises(InputError, match=r"^rewards\.0\.weight: all weights are 0, so nothing is trained; set one to 1$"):
+    with pytest.raises(
+        InputError, match=r"^rewards\.0\.weight: all weights are 0, so nothing is trained; set one to 1$"
+    ):
         config.validate({**written, "rewards": [{"use": "shapes", "weight": 0}]})
 
 

@@ -98,7 +98,7 @@ def _table(runs: Sequence[Run], attribute: str) -> dict[str, Any] | None:
 def _notes(runs: Sequence[Run], rows: Sequence[Match], settings: dict[str, Any] | None) -> list[str]:
     notes = []
     if not have_same_totals(runs):
-        counted = "; ".join(f"{run.letter}: {_format_weights(run)}" for run in runs)
+        counted = "; ".join(f"{run.letter}: {_format_weights(run)}" for run in runs if run.counted)
         notes.append(
             f"The totals are of different rewards and cannot be compared ({counted}); rewards of the same name can."
         )

@@ -52,14 +52,14 @@ class Run:
         return f"c{self.index % COLOURS}{' dashed' if self.index >= COLOURS else ''}"
 
     @property
-    def counted(self) -> tuple[Any, ...]:
+    def counted(self) -> tuple[Any, ...] | None:
         """What defines the total reward: its form, caution, and rewards with weights; equal for comparable runs.
 
-        The total of a folder of samples is the plain sum of all their rewards.
+        The total of a folder of samples is the plain sum of all their rewards; None without any.
         """
         if not self.config:
             names = {name for card in self.cards.values() for one in card.samples for name in one.rewards}
-            return "sum", None, frozenset((name, 1.0, 0.0) for name in names)
+            return ("sum", None, frozenset((name, 1.0, 0.0) for name in names)) if names else None
         how = self.trained
         members = frozenset((member.name, member.weight, member.offset) for member in how.members)
         return how.form, how.caution if how.form == "cautious" else None, members
@@ -94,8 +94,8 @@ def unique_names(folders: Sequence[Path]) -> list[str]:
 
 
 def have_same_totals(runs: Sequence[Run]) -> bool:
-    """Return whether the totals of all runs combine rewards of the same names in the same way."""
-    return len({run.counted for run in runs}) == 1
+    """Return whether the totals of all runs that have one combine rewards of the same names in the same way."""
+    return len({run.counted for run in runs} - {None}) <= 1
 
 
 def find_redefined(runs: Sequence[Run]) -> list[str]:

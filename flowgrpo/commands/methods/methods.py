@@ -41,7 +41,8 @@ def methods(
         exact += [entry for entry in named if entry.kind not in known_in]
         entries = exact or _with_option(entries, lambda key, _: key.rpartition(".")[2] == name)
         if not entries:
-            raise InputError(f"there is no preset, word or paper {name!r}, {nearest(asked, known)}")
+            hint = nearest(asked, known, "flowgrpo methods lists them")
+            raise InputError(f"there is no preset, word or paper {name!r}, {hint}")
     if form == "json":
         print_json([asdict(entry) for entry in entries])
     elif name is not None:

@@ -66,6 +66,8 @@ def test_a_folder_of_samples_counts_the_sum_of_what_they_have(tmp_path):
     weighted = trained_run(tmp_path / "weighted", lines, EVALUATED, config={"rewards": [use("r", weight=3.0)]})
     assert have_same_totals(read_runs([alone, trained_run(tmp_path / "run", lines, EVALUATED)]))
     assert not have_same_totals(read_runs([alone, weighted]))
+    unscored = sampled(tmp_path / "unscored", [{"prompt": "a", "shade": 1}])
+    assert have_same_totals(read_runs([alone, unscored]))
 
 
 def test_a_reward_with_other_options_is_another_reward_though_one_run_only_watches_it(tmp_path):

@@ -85,6 +85,7 @@ def test_an_option_without_a_default_is_required(printed):
 
 def test_no_such_word(refused):
     assert refused("methods", "tempflo") == "there is no preset, word or paper 'tempflo', did you mean 'tempflow'?"
+    assert refused("methods", "xyz") == "there is no preset, word or paper 'xyz', flowgrpo methods lists them"
 
 
 @pytest.mark.parametrize(
