@@ -27,23 +27,47 @@ class Completions:
     texts: list[str]
 
 
-def tokenised(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], chat: bool) -> list[list[int]]:
-    """Return the tokens of each prompt; `chat` puts it into the tokenizer's chat template as the user's turn."""
-    if not chat:
-        return tokenizer(list(texts)).input_ids
-    turns = [[{"role": "user", "content": text}] for text in texts]
-    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, chat: bool, key: str = "model.chat") -> None:
+    """Raise InputError if the tokenizer has no end-of-sequence token, or no chat template although `chat` is set."""
+    if tokenizer.eos_token_id is None:
+        raise InputError("model.path: its tokenizer has no end-of-sequence token")
+    if chat and not tokenizer.chat_template:
+        raise InputError(f"{key}: the tokenizer has no chat template")
 
 
-def check_room(predictor: MaskPredictor, rows: Sequence[Sequence[int]], length: int, place: str) -> None:
-    """Raise InputError, naming `place`, if the longest prompt and an answer exceed the model's positions."""
+def tokenised(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    length: int,
+    *,
+    chat: bool,
+    positions: int | None,
+    key: str = "model.length",
+) -> list[list[int]]:
+    """Return the tokens of each prompt; `chat` puts it into the tokenizer's chat template as the user's turn.
+
+    Args:
+        length: tokens of an answer.
+        positions: the most tokens of a prompt with its answer, if the model has a limit.
+        key: name of `length` in a sentence.
+
+    Raises:
+        InputError: a prompt has no tokens, or leaves no room for its answer.
+    """
+    if chat:
+        turns = [[{"role": "user", "content": text}] for text in texts]
+        rows = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True).input_ids
+    else:
+        rows = tokenizer(list(texts)).input_ids
+    if not all(rows):
+        raise InputError("prompts: one of them has no tokens")
     longest = max(map(len, rows))
-    most = getattr(getattr(predictor.model, "config", None), "max_position_embeddings", None)
-    if most is not None and longest + length > most:
+    if positions is not None and longest + length > positions:
         raise InputError(
-            f"{place}: a prompt of {longest} tokens and {length} of an answer are more than the {most} positions of the "
-            f"model, take at most {max(most - longest, 0)}"
+            f"{key}: a prompt of {longest} tokens and {length} of an answer are more than the {positions} "
+            f"positions of the model, take at most {max(positions - longest, 0)}"
         )
+    return rows
 
 
 def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -57,18 +81,14 @@ def padded(predictor: MaskPredictor, rows: Sequence[Sequence[int]]) -> tuple[Ten
 
 
 class TextPolicy:
-    """A predictor of masked tokens that answers prompts with `length` tokens.
+    """A predictor of masked tokens that answers prompts with `length` tokens; for `chat` see `tokenised`.
 
-    `chat` puts prompts into the tokenizer's chat template as the user's turn. The constructor raises InputError if the
-    tokenizer has no end-of-sequence token, or no chat template although `chat` is set.
+    The constructor raises InputError as `check_tokenizer` does.
     """
 
     def __init__(self, predictor: MaskPredictor, tokenizer: PreTrainedTokenizerBase, length: int, chat: bool = False):
         self.predictor, self.tokenizer, self.length, self.chat = predictor, tokenizer, length, chat
-        if tokenizer.eos_token_id is None:
-            raise InputError("model.path: its tokenizer has no end-of-sequence token")
-        if chat and not tokenizer.chat_template:
-            raise InputError("model.chat: the tokenizer has no chat template")
+        check_tokenizer(tokenizer, chat)
 
     @property
     def device(self) -> torch.device:
@@ -96,12 +116,10 @@ class TextPolicy:
     def prompts(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return prompts (B, P) padded on the left, and their mask (B, P) bool.
 
-        Raises InputError if a prompt has no tokens or leaves no room for its answer.
+        Raises InputError as `tokenised` does.
         """
-        rows = tokenised(self.tokenizer, texts, self.chat)
-        if not all(rows):
-            raise InputError("prompts: one of them has no tokens")
-        check_room(self.predictor, rows, self.length, "model.length")
+        positions = getattr(getattr(self.predictor.model, "config", None), "max_position_embeddings", None)
+        rows = tokenised(self.tokenizer, texts, self.length, chat=self.chat, positions=positions)
         return padded(self.predictor, rows)
 
     def generate(

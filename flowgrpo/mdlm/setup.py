@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +14,9 @@ from flowgrpo.mdlm.methods.schedules.learned_schedule import SchedulePolicy
 from flowgrpo.mdlm.methods.solutions import check_every_solution
 from flowgrpo.mdlm.models import initial_lora, memory_estimate
 from flowgrpo.mdlm.models.gradient_checkpointing import checkpoint_gradients
-from flowgrpo.mdlm.models.load import check_weights, load_predictor
+from flowgrpo.mdlm.models.load import check_weights, load_positions, load_predictor, load_tokenizer
 from flowgrpo.mdlm.planning.decoder_steps import training_decoder
-from flowgrpo.mdlm.policy import TextPolicy
+from flowgrpo.mdlm.policy import TextPolicy, check_tokenizer, tokenised
 from flowgrpo.mdlm.trainer import text_loop
 from flowgrpo.training.distributed.worker_roles import assign_roles
 from flowgrpo.training.loop import Loop
@@ -44,8 +44,8 @@ def check(settings: TextConfig, data: RunData) -> None:
     """Check all that can be checked without the model.
 
     Raises:
-        InputError: answers cannot branch where the tree says, hints are configured but no training prompt has a solution, or
-            `model.lora.path` is no LoRA.
+        InputError: answers cannot branch where the tree says, hints are configured but no training prompt has a solution,
+            `model.lora.path` is no LoRA, or a prompt does not fit.
         RewardError: a reward fails on a synthetic text.
     """
     sharding.check(settings)
@@ -54,10 +54,19 @@ def check(settings: TextConfig, data: RunData) -> None:
     columns = [prompt.columns for prompt in data.train_prompts]
     check_solutions(settings.algorithm.hints, columns)
     check_every_solution(settings.algorithm.objective.solutions, columns)
+    check_prompts(settings.model, [prompt.text for prompt in (*data.train_prompts, *data.eval_prompts)])
     both = [*data.rewards, *data.eval_rewards]
     met = [*pair_with_prompts(data.rewards, data.train_prompts), *pair_with_prompts(both, data.eval_prompts)]
     for reward, prompt in met:
         reward.check(SYNTHETIC, prompt.text, prompt.columns)
+
+
+def check_prompts(model: TextModel, texts: Sequence[str]) -> None:
+    """Raise InputError unless the model has a tokenizer that makes tokens of all prompts, with room for their answers."""
+    tokenizer = load_tokenizer(model.path, trust_remote_code=model.trust_remote_code)
+    check_tokenizer(tokenizer, model.chat)
+    positions = load_positions(model.path, trust_remote_code=model.trust_remote_code)
+    tokenised(tokenizer, texts, model.length, chat=model.chat, positions=positions)
 
 
 def load_text_policy(model: TextModel, device: torch.device) -> TextPolicy:
@@ -137,7 +146,6 @@ def trainer(settings: TextConfig, accelerator: Accelerator, data: RunData, engin
     """
     memory_estimate.check(settings, accelerator.device)
     policy, weights = policy_and_weights(settings, accelerator.device)
-    policy.prompts([p.text for p in (*data.train_prompts, *data.eval_prompts)])  # raises if one does not fit
     if weights.lockstep.active:
         with torch.no_grad(), weights.lockstep.meeting():
             policy.predictor.logits(*policy.prompts([data.train_prompts[0].text]))

@@ -27,8 +27,8 @@ from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
-from flowgrpo.mdlm.models.load import load_predictor
-from flowgrpo.mdlm.policy import check_room, padded, tokenised
+from flowgrpo.mdlm.models.load import load_positions, load_predictor, load_tokenizer
+from flowgrpo.mdlm.policy import check_tokenizer, padded, tokenised
 from flowgrpo.training.run.run_folder import check_writable
 from rewards.compute import default_device
 from samplers import noise
@@ -118,15 +118,14 @@ def teach(
         raise InputError(f"--out {out}: exists and is not an empty folder")
     check_writable(out, "--out")
     build(decoder, length, 0)  # raises for a wrong decoder before the model is loaded
-    device = default_device()
-    predictor, tokenizer = load_predictor(model, dtype, device, variant=variant, trust_remote_code=trust_remote_code)
-    if chat and not tokenizer.chat_template:
-        raise InputError(f"--chat: the tokenizer of {model!r} has no chat template")
-    eos_id = tokenizer.eos_token_id
     order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
     held_out = max(len(order) // HELD_OUT, 1)
-    tokens = tokenised(tokenizer, order, chat)
-    check_room(predictor, tokens, length, "--length")
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    check_tokenizer(tokenizer, chat, "--chat")
+    positions = load_positions(model, trust_remote_code=trust_remote_code)
+    tokens = tokenised(tokenizer, order, length, chat=chat, positions=positions, key="--length")
+    device, eos_id = default_device(), tokenizer.eos_token_id
+    predictor, _ = load_predictor(model, dtype, device, variant=variant, trust_remote_code=trust_remote_code)
     teacher = build(decoder, length, eos_id, predictor)
 
     def decoded(part: str, rows: list[list[int]]) -> list[Rollout]:

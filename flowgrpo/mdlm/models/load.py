@@ -74,10 +74,11 @@ def load_predictor(
         InputError: there is no such model, its files are incomplete, its code is not allowed or fails, no mask token is
             known, it predicts no masked tokens, cannot be quantised, or does not have the attention asked for.
     """
-    model_path, tokenizer_path = model_paths(path)
+    model_path, _ = model_paths(path)
     config = config_of(model_path)
     block_size = find_block_size(config, attention, block_size)
     check_weights(path, variant)
+    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
     known = architectures.architecture(config)
     with _one_sentence(path, "no readable weights", config, trust_remote_code), without_progress_bars("transformers"):
         if known:
@@ -90,11 +91,6 @@ def load_predictor(
             weight_check.refuse(weight_check.compare_loaded(info, model), type(model).__name__, path)
     if quantise:
         quantisation.quantise(model, quantise)
-    with _one_sentence(path, "no tokenizer", config, trust_remote_code):
-        if known:
-            tokenizer = known.tokenizer.from_pretrained(tokenizer_path)
-        else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust_remote_code)
     if mask_id is None:
         mask_id = config.get("mask_token_id")
     if mask_id is None:
@@ -106,6 +102,29 @@ def load_predictor(
         shift = bool(known and known.shift)
     with _one_sentence(path, None, config, trust_remote_code):
         return MaskPredictor(model.to(device).eval(), mask_id, pad_id, shift=shift, block_size=block_size), tokenizer
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model without its weights; raise InputError if it has none, or its code is not allowed."""
+    model_path, place = model_paths(path)
+    config = config_of(model_path)
+    with _one_sentence(path, "no tokenizer", config, trust_remote_code):
+        if known := architectures.architecture(config):
+            return known.tokenizer.from_pretrained(place)
+        _model_class(path, config, trust_remote_code)  # raises if its code is not allowed
+        return transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+
+
+def load_positions(path: str, *, trust_remote_code: bool = False) -> int | None:
+    """Return the most tokens of a prompt with its answer; None if the model's config has no such number."""
+    place, _ = model_paths(path)
+    written = config_of(place)
+    if architectures.architecture(written):
+        config = architectures.build_config(path, written)
+    else:
+        with _one_sentence(path, None, written, trust_remote_code):
+            config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+    return getattr(config, "max_position_embeddings", None)
 
 
 def model_paths(path: str) -> tuple[str, str]:

@@ -138,3 +138,19 @@ def test_a_reward_that_fits_no_row_or_breaks_its_contract_is_refused(
     with pytest.raises(error, match=sentence):
         run.train_config(settings(**{key: [{"use": f"{tmp_path / 'mine.py'}:{function}", **more}]}))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ({"model__chat": True}, "^model.chat: the tokenizer has no chat template"),
+        (
+            {"model__length": 126},
+            "^model.length: a prompt of 3 tokens and 126 of an answer are more than the 128 .* take at most 125",
+        ),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused_before_the_weights_are_read(settings, monkeypatch, overrides, sentence):
+    monkeypatch.setattr("flowgrpo.mdlm.setup.load_predictor", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(InputError, match=sentence):
+        run.train_config(settings(**overrides))

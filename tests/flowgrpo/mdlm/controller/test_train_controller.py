@@ -131,7 +131,7 @@ def test_wrong_input_is_one_sentence_and_status_2(folder, capsys, changes, said)
 def test_a_chat_model_is_asked_in_its_template(folder, capsys, monkeypatch):
     arguments = [*BRIEF, "--chat", "--out", "lock"]
     assert main(arguments) == 2
-    assert "--chat: the tokenizer of 'model' has no chat template" in capsys.readouterr().err
+    assert "--chat: the tokenizer has no chat template" in capsys.readouterr().err
     tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
     tokenizer.chat_template = "{% for message in messages %}m{{ message.content }}{% endfor %}l"
     tokenizer.save_pretrained("model")
