@@ -35,6 +35,14 @@ def check_sections(sections: Mapping[str, Any], kind: type[RunConfig]) -> None:
             raise InputError(f"{key}: there is no such section, {hint}")
 
 
+def check_given_once(given: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+    """Raise InputError if an argument that is the config's key `given` to it, `run.name` say, is in its section, too."""
+    for place, value in given.items():
+        section, _, key = place.partition(".")
+        if value is not None and key in sections.get(section, {}):
+            raise InputError(f"{section}: its {key} is an argument, too; leave one of them out")
+
+
 def uses_of(rewards: Any) -> list[dict[str, Any]]:
     """Return the entries of `rewards` or `eval_rewards` in a config, for one reward or several."""
     several = rewards if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
@@ -101,7 +109,11 @@ def write_table(file: Path, text: str) -> None:
 
 
 def check_pipeline(pipeline: DiffusionPipeline) -> None:
-    """Raise InputError for a pipeline that a folder could not give back or that has adapters, or for several processes."""
+    """Raise InputError for a pipeline that a folder could not give back, or for several processes.
+
+    A folder keeps weights, configs and the settings of the scheduler. It loses adapters and changed code. It also loses hooks
+    that move weights between devices, which a run does not need.
+    """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("pipeline: several processes would save it, give the folder of a saved one")
     import diffusers
@@ -118,6 +130,31 @@ def check_pipeline(pipeline: DiffusionPipeline) -> None:
     for name, part in modules.items():
         if any(isinstance(module, BaseTunerLayer) for module in part.modules()):
             raise InputError(f"pipeline: its {name} has adapters; call fuse_lora() and unload_lora_weights() first")
+    inner = (
+        (f"{name}.{place}".rstrip("."), module)
+        for name, part in modules.items()
+        for place, module in part.named_modules()
+    )
+    for place, thing in ((kind.__name__, pipeline), *inner):
+        if changed := _changed_code(thing):
+            raise InputError(
+                f"pipeline: {place} has {changed} of its own, which its folder would lose; change only weights, configs and "
+                "the scheduler's settings"
+            )
+
+
+def _changed_code(thing: Any) -> str | None:
+    """Return what replaces or hooks the code of a pipeline or module; None if it runs the code of its class."""
+    if any(hasattr(thing, mark) for mark in ("_orig_mod", "_hf_hook", "_diffusers_hook")):
+        return None  # compiled, or moved between devices
+    for name, value in vars(thing).items():
+        if callable(value) and not isinstance(value, torch.nn.Module) and callable(getattr(type(thing), name, None)):
+            return f"a {name}"
+    if not isinstance(thing, torch.nn.Module):
+        return None
+    if (processor := getattr(thing, "processor", None)) and not type(processor).__module__.startswith("diffusers."):
+        return f"a processor {type(processor).__name__}"
+    return "a forward hook" if thing._forward_hooks else None
 
 
 def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:

@@ -58,11 +58,11 @@ class Trainer:
         self,
         pipeline: str | Path | DiffusionPipeline,
         rewards: Reward | Sequence[Reward],
-        prompts: Prompts,
+        prompts: Prompts | Mapping[str, Any],
         *,
         eval_prompts: Prompts | None = None,
         preset: str | None = None,
-        name: str = "notebook",
+        name: str | None = None,
         **sections: Any,
     ):
         """Check a configuration; nothing is loaded.
@@ -73,10 +73,11 @@ class Trainer:
 
         Args:
             pipeline: a pipeline of diffusers, a folder, a hub id, or a built-in model.
-            prompts: a source as in a config, or a list of texts or of maps with `prompt` and further columns.
+            prompts: a source as in a config, or a list of texts or of maps with `prompt` and further columns. A map is the
+                section `prompts`, with these as its `train` and `eval`.
             eval_prompts: held out for evaluation; None evaluates on the prompts that are trained on.
             preset: a method, `algorithm.preset`.
-            name: the run's, `run.name`.
+            name: the run's, `run.name`; None is `notebook`.
             sections: the sections of a config: `train={"iterations": 4}`, `model={"lora": {"rank": 8}}`. `eval_rewards`
                 takes what `rewards` takes.
 
@@ -84,16 +85,22 @@ class Trainer:
         """
         kind = detect_kind(str(pipeline)) if isinstance(pipeline, str | Path) else "flow"
         given.check_sections(sections, config.CONFIGS[kind]())
-        run = {"name": name, **sections.get("run", {})}
+        own = dict(prompts) if isinstance(prompts, Mapping) else {"train": prompts}
+        if "train" not in own:
+            raise InputError("prompts: the map has no 'train'")
+        arguments = {"algorithm.preset": preset, "run.name": name, "model.path": pipeline, "prompts.eval": eval_prompts}
+        given.check_given_once(arguments, {**sections, "prompts": own})
+        run = {"name": "notebook" if name is None else name, **sections.get("run", {})}
         uses = {"rewards": rewards, "eval_rewards": sections.get("eval_rewards", [])}
         written: dict[str, Any] = {**sections, "run": run, **{key: given.uses_of(told) for key, told in uses.items()}}
         if preset is not None:
             written["algorithm"] = {"preset": preset, **sections.get("algorithm", {})}
         folder = Path(str(run.get("dir", "runs"))) / str(run["name"])
         inputs = folder.with_name(f"{folder.name}-inputs")
-        of_train = given.read_prompts(prompts, inputs, "prompts")
-        of_eval = of_train if eval_prompts is None else given.read_prompts(eval_prompts, inputs, "eval_prompts")
-        written["prompts"] = {"train": of_train[0], "eval": of_eval[0]}
+        of_train = given.read_prompts(own["train"], inputs, "prompts")
+        held_out = own.get("eval", eval_prompts)
+        of_eval = of_train if held_out is None else given.read_prompts(held_out, inputs, "eval_prompts")
+        written["prompts"] = {**own, "train": of_train[0], "eval": of_eval[0]}
         path, is_path = inputs / given.PIPELINE, isinstance(pipeline, str | Path)
         is_saved = run_folder.is_begun(folder) and path.is_dir()
         if not is_path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import yaml
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from peft import LoraConfig
 from runs import metrics
@@ -75,13 +76,15 @@ def measured(lines):
     return [{key: x for key, x in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
 
 
-def test_it_trains_to_the_numbers_of_the_command(trainer, tmp_path):
-    door = trainer(name="door")
+def test_it_trains_the_demo_to_the_numbers_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = Path(__file__).parents[4] / "configs" / "shapes.yaml"
+    four = {"train.iterations": 4, "eval.every": 4, "eval.prompts": 8}
+    demo = yaml.safe_load(file.read_text())
+    demo["train"]["iterations"], demo["eval"] = 4, {**demo["eval"], "every": 4, "prompts": 8}
+    door = flowgrpo.Trainer(demo["model"].pop("path"), preset=demo.pop("algorithm")["preset"], **demo)
     lines = door.train()
-    written = {**SECTIONS, "rewards": ["shapes"], "algorithm": {"preset": "flow_grpo_fast"}}
-    written["model"] = {"path": "shapes", **SECTIONS["model"]}
-    (tmp_path / "run.yaml").write_text(json.dumps(written))
-    assert main(["train", "run.yaml", "run.name=command"]) == 0
+    assert main(["train", str(file), "run.name=command", *(f"{key}={value}" for key, value in four.items())]) == 0
     for phase in ("train", "eval"):
         ours = [line for line in lines if line["phase"] == phase]
         assert measured(ours) == measured(metrics(tmp_path / "runs" / "command", phase)) != []
@@ -254,10 +257,18 @@ class Own(StableDiffusion3Pipeline):
     """A class that diffusers does not know."""
 
 
+class Attending:
+    """A processor of attention that diffusers does not know."""
+
+
 def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
     adapted = tiny.sd3()
     adapted.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]))
     own = Own(**tiny.sd3().components)
+    patched, hooked, attending = tiny.sd3(), tiny.sd3(), tiny.sd3()
+    patched.transformer.forward = lambda *_, **__: None
+    hooked.vae.decoder.register_forward_hook(lambda *_: None)
+    attending.transformer.transformer_blocks[0].attn.processor = Attending()
     for arguments, sentence in [
         ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: '<lambda>' has no name in a module"),
         ({"rewards": [Judge()]}, "^rewards: an object of Judge has no name in a module"),
@@ -273,7 +284,15 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
         ({"pipeline": 3}, "^pipeline: int is no pipeline of diffusers"),
         ({"pipeline": own}, "^pipeline: Own is not diffusers' own"),
         ({"pipeline": adapted}, "^pipeline: its transformer has adapters; call fuse_lora"),
+        ({"pipeline": patched}, "^pipeline: transformer has a forward of its own, which its folder would lose; change"),
+        ({"pipeline": hooked}, "^pipeline: vae.decoder has a forward hook of its own"),
+        ({"pipeline": attending}, "^pipeline: transformer.transformer_blocks.0.attn has a processor Attending of its own"),
         ({"pipeline": "shape"}, "did you mean 'shapes'"),
+        ({"prompts": {"pick": {"by": "variance"}}}, "^prompts: the map has no 'train'"),
+        ({"prompts": {"train": ["a"], "piks": {}}}, "^prompts.piks: unknown key, did you mean 'pick'"),
+        ({"prompts": {"train": ["a"], "eval": ["b"]}, "eval_prompts": ["c"]}, "^prompts: its eval is an argument, too"),
+        ({"preset": "nft", "algorithm": {"preset": "awm_fast"}}, "^algorithm: its preset is an argument, too; leave"),
+        ({"name": "a", "run": {"name": "b"}}, "^run: its name is an argument, too"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=sentence):
             trainer(**{"prompts": ["a red circle"], "pipeline": tiny.sd3(), **arguments})
