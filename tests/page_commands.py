@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 FENCE = re.compile(r"\s*(```+|~~~+)\s*(\w*)")
 SHELLS = ("", "sh", "bash", "shell", "console")
-PROGRAMS = r"flowgrpo [a-z]|python (?:scripts|research)/|accelerate launch |torchrun |srun "
-STARTS = re.compile(rf"({PROGRAMS})|make [a-z-]+ *(#|$)")
+PROGRAMS = r"flowgrpo(?: [a-z]|$)|(?:\S*/)?python \S+\.py|accelerate launch |torchrun |srun "
+OTHERS = r"pip install|docker |hf |sglang |printf |\S*/python -m|[A-Z_]+=\S+ flowgrpo "
+STARTS = re.compile(rf"({PROGRAMS}|{OTHERS})|make [a-z-]+ *(#|$)")
+INLINE = re.compile(r"`(flowgrpo [a-z][^`]*)`")
 VARIABLE = re.compile(r"([A-Z]+)=(\"[^\"]*\"|\S+)(?:; )?")
 
 
@@ -23,6 +25,12 @@ class Command:
     @property
     def text(self):
         return " ".join(self.words)
+
+
+def inline(page, text):
+    """List the commands that stand within the sentences of a page."""
+    found = [(text.count("\n", 0, match.start()) + 1, match[1].replace("\n", " ")) for match in INLINE.finditer(text)]
+    return [Command(page, line, tuple(shlex.split(words))) for line, words in found]
 
 
 def blocks(text):

@@ -10,6 +10,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import typer
 from cases import cases
-from page_commands import commands
+from page_commands import commands, inline
 from page_folders import MADE, furnished
 
 from flowgrpo import cli, config
@@ -36,10 +37,14 @@ DEVICES = "needs several GPUs or hosts"
 ENGINE = "needs a server that is not there"
 SERVES = "serves until it is stopped"
 MINUTES = "computes for minutes; a test of its own has it smaller"
+LARGE = "measures the memory of billions of weights for long; test_memory_budget.py has smaller ones"
 INSTALLS = "installs packages, or runs this suite"
 # Commands that are not run, by a pattern, with why. The first pattern that is found in a command counts.
 CHECKED = {
-    r"^make ": INSTALLS,
+    r"^(make|pip|docker) |-m pytest ": INSTALLS,
+    r"^hf ": WEIGHTS,
+    r"^sglang |text_engine": ENGINE,
+    r"^REWARD_TOKEN=": SERVES,
     r"^python (scripts|research)/": MINUTES,
     r"^flowgrpo mdlm tracelock": MINUTES,
     r"^(accelerate launch|torchrun|srun) ": DEVICES,
@@ -50,7 +55,8 @@ CHECKED = {
     r"--spectrum 60000": MINUTES,
     r"--push-to-hub": WEIGHTS,
     r"gsm8k": WEIGHTS,
-    r"^flowgrpo (train|plan) (flux|sd35$|sd35 |sd35-medium train.micro_batch=auto|wan|llada)": WEIGHTS,
+    r"^flowgrpo plan (flux|wan|llada|mine.yaml|edit.yaml)": LARGE,
+    r"^flowgrpo train (flux|sd35$|sd35 |sd35-medium train.micro_batch=auto|wan|llada)": WEIGHTS,
 }
 OWN = "stands for something of the reader's"
 OPTIONAL = "says what may be left out"
@@ -176,12 +182,18 @@ def refused(words):
     """What is wrong with the words of a command, as far as can be told without running it; None if nothing is."""
     try:
         match words:
+            case ["pip" | "docker" | "hf" | "sglang" | ".venv/bin/python" | "printf", *_] | [
+                "python",
+                "text_engine.py",
+                *_,
+            ]:
+                return None
             case ["make", target]:
                 found = re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
                 return None if found else f"the Makefile has no {target}"
             case ["python", script, *rest]:
                 return wrong_script(ROOT / script, rest)
-            case ["flowgrpo", *rest]:
+            case ["flowgrpo", *rest] | [_, "flowgrpo", *rest]:
                 return wrong_words(rest)
             case ["srun", *rest]:
                 return refused(rest)
@@ -280,17 +292,20 @@ def failed(command, tiny):
     words = with_words(command, tiny)
     if why_checked(command):
         return refused(words)
-    if words[1] == "train" or (words[1] == "doctor" and words[2].endswith(".yaml")):
+    if words[0] == "printf":
+        subprocess.run(["sh", "-c", " ".join(word if word == ">" else shlex.quote(word) for word in words)], check=True)
+        return None
+    if words[1:2] == ["train"] or (words[1:2] == ["doctor"] and words[2].endswith(".yaml")):
         try:
             words = made_small(words, command, tiny)
         except InputError as error:
             return str(error)
     if words[1:3] == ["sample", "shapes"]:
         words.append(FEW_STEPS)
-    if words[1] == "evaluate" and "--set" in words:
+    if words[1:2] == ["evaluate"] and "--set" in words:
         words += ["--limit", "4"] * ("--limit" not in words)
         words += [f"model.call.{FEW_STEPS}"] * ("shapes" in words)
-    if words[1] == "explain":
+    if words[1:2] == ["explain"]:
         words += ["--redraws", "2", "--chains", "3"]
     said = io.StringIO()
     with redirect_stderr(said):
@@ -307,6 +322,19 @@ def test_the_commands_of_a_page_do_what_they_say(page, place, tiny_model, capfd)
         except Exception as error:
             raise AssertionError(f"{command} failed") from error
         assert wrong is None, f"{command}\n{wrong}\n{capfd.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", [page for page in SHOWN if inline(page, (ROOT / page).read_text())])
+def test_the_commands_within_sentences_have_the_options_that_they_name(page):
+    for command in inline(page, (ROOT / page).read_text()):
+        words = list(command.words[1:])
+        try:
+            with typer.main.get_command(cli.app).make_context("flowgrpo", words) as context:
+                name, found, rest = context.command.resolve_command(context, list(words))
+                found.make_context(name, rest, parent=context)
+        except UsageError as error:  # a sentence may leave out what the command needs, or write N for a number
+            if type(error).__name__ not in ("MissingParameter", "BadOptionUsage", "BadParameter"):
+                raise AssertionError(str(command)) from error
 
 
 def test_most_commands_are_found_and_a_third_is_run():
