@@ -78,7 +78,7 @@ class Reward:
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self.function).parameters.values())
+        return list(inspect.signature(_code(self.function)).parameters.values())
 
     @property
     def remote(self) -> bool:
@@ -94,11 +94,8 @@ class Reward:
         """Return rewards (B,) float64: NaN where the reward does not apply, infinity for numbers that are not finite.
 
         With `frames` they are means over the chosen frames of videos. A function with an argument `soundtrack` gets the
-        sounds (C, N) of `rewards.audio.Films` there.
-
-        Raises:
-            RewardError: the reward did not return a number or None for each sample, a column that it needs is missing,
-                or a column has the name of one of its first two arguments.
+        sounds (C, N) of `rewards.audio.Films` there. Raises RewardError if the reward did not return a number or None for
+        each sample, a column that it needs is missing, or a column has the name of one of its first two arguments.
         """
         import torch  # imported here so that rewards can be found and described without it
 
@@ -328,16 +325,18 @@ def _only_reward(use: str, module: Any) -> Any:
     raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
 
 
+def _code(item: Any) -> Any:
+    """Return the function that a call of a function, an object or an object of a class runs: `forward` of torch modules."""
+    kind, torch = item if inspect.isclass(item) else type(item), sys.modules.get("torch")
+    if torch and issubclass(kind, torch.nn.Module) and kind.__call__ is torch.nn.Module.__call__:
+        return item.forward
+    return getattr(item, "__call__", None) if inspect.isclass(item) else item  # noqa: B004
+
+
 def _looks_like_reward(item: Any) -> bool:
-    called = getattr(item, "__call__", None) if inspect.isclass(item) else item  # noqa: B004
-    if not (inspect.isfunction(called) or inspect.ismethod(called)):
-        return False
-    return "prompts" in [*inspect.signature(called).parameters][: 3 if inspect.isclass(item) else 2]
-
-
-def batched(rows: Any, size: int) -> list[Any]:
-    """Split a tensor, an array or a list into consecutive parts of `size` rows; the last part may be shorter."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+    called = _code(item)
+    runs = inspect.isfunction(called) or inspect.ismethod(called)
+    return runs and "prompts" in [*inspect.signature(called).parameters][: 3 if inspect.isclass(item) else 2]
 
 
 def nearest(word: str, choices: Iterable[str], others: str | None = None) -> str:
@@ -388,7 +387,7 @@ def _one_sentence(sentence: str, plugin: Any) -> Iterator[None]:
 
 def _attribute(module: Any, name: str, what: str) -> Any:
     if not hasattr(module, name):
-        close = difflib.get_close_matches(name, _names(module), 1) or _names(module)[:5]
+        close = difflib.get_close_matches(name, _names(module), 1) or _names(module)
         hint = f", it has {', '.join(close)}" if close else ""
         raise RewardError(f"{what}: nothing is named {name!r} there{hint}")
     return getattr(module, name)

@@ -1,6 +1,8 @@
-"""Dtypes by name, the default device, and the attention kernels that PyTorch may choose."""
+"""Dtypes by name, the default device, batches, and the attention kernels that PyTorch may choose."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -12,6 +14,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def default_device() -> torch.device:
     """Return the first GPU, or the CPU on a machine without one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def batched(rows: Any, size: int) -> list[Any]:
+    """Split a tensor, an array or a list into consecutive parts of `size` rows; the last part may be shorter."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def leave_out_cudnn_attention() -> None:

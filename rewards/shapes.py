@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from rewards.base import batched
+from rewards.compute import batched
 from rewards.image import check_images
 
 BACKGROUND = (0.96, 0.945, 0.91)

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.utils import logging
 
-from rewards.base import RewardError, batched, nearest
-from rewards.compute import DTYPES, leave_out_cudnn_attention
+from rewards.base import RewardError, nearest
+from rewards.compute import DTYPES, batched, leave_out_cudnn_attention
 from rewards.image import check_images
 from rewards.memory import is_out_of_memory
 from rewards.models import hub

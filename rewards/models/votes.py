@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rewards.base import RewardError, batched, load_nested
+from rewards.base import RewardError, load_nested
+from rewards.compute import batched
 from rewards.files import media
 
 LOGGER = logging.getLogger(__name__)

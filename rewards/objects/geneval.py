@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from rewards.base import RewardError, batched
-from rewards.compute import DTYPES, default_device
+from rewards.base import RewardError
+from rewards.compute import DTYPES, batched, default_device
 from rewards.image import check_images
 from rewards.models import hub
 from rewards.objects.rules import COLOURS, Clause, crop, official, partial_credit, read_clauses, strict, surest

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from rewards.base import RewardError, batched, nearest
+from rewards.base import RewardError, nearest
+from rewards.compute import batched
 from rewards.files.frames import choose
 from rewards.texts.text import last_tagged
 

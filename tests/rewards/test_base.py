@@ -5,7 +5,8 @@ import torch
 
 import rewards
 from rewards import RewardError
-from rewards.base import batched, nearest
+from rewards.base import nearest
+from rewards.compute import batched
 
 IMAGES = torch.rand(2, 3, 8, 8)
 MINE = """

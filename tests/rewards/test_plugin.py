@@ -46,6 +46,34 @@ def test_the_page_s_own_rewards_run(pictures, capsys):
     assert all(abs(line["redness"]) < 0.1 for line in found)
 
 
+MODULE = """
+import torch
+
+
+class Body(torch.nn.Module):
+    def forward(self, x):
+        return x.mean((1, 2, 3))
+
+
+class Judge(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = Body()
+
+    def forward(self, images, prompts):
+        return self.body(images)
+"""
+
+
+def test_a_module_of_pytorch_takes_the_columns_that_its_forward_names(pictures, capsys):
+    lines = [json.loads(line) | {"colour": "red"} for line in Path("pictures/manifest.jsonl").read_text().splitlines()]
+    Path("pictures/manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Path("judge.py").write_text(MODULE)
+    assert scored(capsys, "./judge.py")[2]["judge"] > 0.4
+    Path("judge.py").write_text(MODULE.replace("(self, images, prompts)", "(self, images, prompts, colour)"))
+    assert scored(capsys, "./judge.py:Judge")[2]["Judge"] > 0.4
+
+
 def wheel(folder, entry_points):
     """A wheel of one module, as a build backend would make it."""
     path = folder / "sharpness-1.0-py3-none-any.whl"

@@ -158,5 +158,5 @@ def _check_folder(folder: Path, asked: Mapping[str, Any]) -> None:
             }
             word = names.get(key, key)
             raise InputError(
-                f"{folder}: holds another evaluation (other {word}); give another --out, or delete that folder"
+                f"{folder}: holds another evaluation (other {word}); delete it, or give this model alone another --out"
             )

@@ -111,8 +111,8 @@ def write_table(file: Path, text: str) -> None:
 def check_pipeline(pipeline: DiffusionPipeline) -> None:
     """Raise InputError for a pipeline that a folder could not give back, or for several processes.
 
-    A folder keeps weights, configs and the settings of the scheduler. It loses adapters and changed code. It also loses hooks
-    that move weights between devices, which a run does not need.
+    A folder keeps weights, configs and the settings of the scheduler. It loses adapters and changed code. It also loses
+    hooks that move weights between devices, which a run does not need.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("pipeline: several processes would save it, give the folder of a saved one")

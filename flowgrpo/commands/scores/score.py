@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from flowgrpo.commands.scores.rewards import options_of
 from flowgrpo.commands.terminal import say
-from flowgrpo.data import conditions, tables, yaml_maps
+from flowgrpo.data import conditions, run_folders, tables, yaml_maps
 from flowgrpo.errors import InputError
 from flowgrpo.schema.readable import counted
 from flowgrpo.schema.sections import RewardUse
@@ -140,7 +140,7 @@ def _cell(value: float | None) -> str:
 def list_files(folder: Path) -> list[File]:
     """Return the files of a folder, by its manifest or by their names; raise InputError if none exists or one is missing."""
     if not folder.is_dir():
-        raise InputError(f"--samples: there is no folder {folder}")
+        raise InputError(f"--samples: there is no folder {folder}{run_folders.nearest_file(folder)}")
     if lines := read_manifest(folder):
         return [_file_of(folder, line) for line in lines]
     names = sorted(path.name for path in folder.iterdir() if _is_sample(path.name))

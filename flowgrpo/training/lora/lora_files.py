@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from flowgrpo.data import tables
+from flowgrpo.data import run_folders, tables
 from flowgrpo.data.yaml_maps import read_map
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
@@ -125,7 +125,7 @@ def _locate(path: str) -> Path:
         return here / _choose(path, [file.name for file in here.iterdir()])
     parts = path.split("/")
     if len(parts) < 2 or here.is_absolute() or not re.fullmatch(HUB_ID, "/".join(parts[:2])):
-        raise InputError(f"{KEY}: there is no file or folder {path!r}")
+        raise InputError(f"{KEY}: there is no file or folder {path!r}{run_folders.nearest_file(here)}")
     name, inside = "/".join(parts[:2]), "/".join(parts[2:])
     with one_sentence(name, KEY):
         if huggingface_hub.constants.HF_HUB_OFFLINE:

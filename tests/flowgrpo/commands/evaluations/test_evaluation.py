@@ -169,7 +169,7 @@ def test_further_rewards_and_other_categories_take_the_samples_that_are_there(ow
         "--limit=2": "prompts or --limit",
         "model.dtype=bfloat16": "model",
     }.items():
-        assert f"e: holds another evaluation (other {said}); give another --out, or delete" in refused(
+        assert f"e: holds another evaluation (other {said}); delete it, or give this model alone" in refused(
             *words, REDNESS, other
         )
 
