@@ -25,10 +25,13 @@ TREES = {  # presets, and what their trees are for
     "flow_grpo": "chain: noise at every step, one reward for all of them",
     "flow_grpo_fast": "window: noise at a few steps, an ODE for the rest",
     "tempflow": "brush: children of every state of an ODE trunk",
+    "adaptive": "brush: more children where rewards vary most, here late",
     "branch_grpo": "branch: samples share their first steps, then split",
+    "branch_grpo_mix": "branch window: splits and noise at a few steps",
     "dense_grpo": "twigs: an ODE completion of every state, for its reward",
     "awm_late": "late split: children of one state, trained below it",
 }
+PROFILE = [3, 3, 3, 4, 4, 6, 9, 14, 30]  # children at each step of the adaptive tree, which a run finds
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2430; --soft: #626b80; --line: #c3c8d4; --box: #eef0fb;
   --a: #3f51b5; --b: #b45309; --c: #0f766e; --d: #be185d; --e: #6b7280; }
@@ -90,7 +93,7 @@ def draw_loop() -> str:
     parts = [
         *box(10, 40, 168, ["Rollout", "your diffusers pipeline,", "our scheduler, a tree"]),
         *box(284, 40, 168, ["Rewards", "your functions, judges,", "built-in models"]),
-        *box(558, 40, 168, ["Credit", "which edge earned it,", "compared with its group"]),
+        *box(558, 40, 168, ["Credit", "which step earned it,", "compared with its group"]),
         *box(558, 206, 168, ["Update", "replay, log-probability,", "objective, optimizer"]),
         *box(10, 206, 168, ["Policy", "adapters or all weights,", "checkpoints"]),
         *box(284, 206, 168, ["Evaluation", "held-out prompts,", "fixed seeds, gallery"]),
@@ -103,7 +106,7 @@ def draw_loop() -> str:
         *arrow("M178 236 L282 236", (230, 228), "averaged"),
         text(230, 254, "weights", "soft", "middle"),
         *arrow("M94 206 L94 126", (0, 0), ""),
-        text(104, 168, "weights, noise by address", "soft"),
+        text(104, 168, "weights, seeded noise", "soft"),
         *arrow("M178 112 C300 176 420 176 556 220", (384, 146), "states, log-probabilities"),
         *arrow("M10 20 C40 4 70 10 86 38", (0, 0), ""),
         text(100, 24, "prompts", "soft"),
@@ -170,6 +173,7 @@ def draw_trees() -> str:
         side = min((0, 1), key=height.__getitem__)
         left, top = 20 + 580 * side, height[side]
         settings = {"model": {"path": "shapes"}, "algorithm": {"preset": preset}, "train": {"group_size": 24}}
+        settings["algorithm"] |= {"tree": {"profile": PROFILE}} if preset == "adaptive" else {}
         found = config.validate(settings)
         plan = found.algorithm.plan(found.algorithm.kernel.kernels(STEPS), found.train.group_size, found.run.seed, 0)
         shapes, _, rows = grow(plan, TRUNK, 0, 0)
@@ -184,7 +188,7 @@ def draw_trees() -> str:
         parts += [f'<path class="{kind}" d="{path}"/>', text(x + 58, end + 4, words, "soft")]
     for x, kind, radius, words in ((780, "state", 3, "state"), (860, "decoded", 5, "sample with a reward")):
         parts += [f'<circle class="{kind}" cx="{x}" cy="{end}" r="{radius}"/>', text(x + 12, end + 4, words, "soft")]
-    return drawing(1100, end + 20, "The trees of six presets", parts)
+    return drawing(1100, end + 20, "The trees of eight presets", parts)
 
 
 def draw_league(curves: Mapping[str, Mapping[str, Any]]) -> str:

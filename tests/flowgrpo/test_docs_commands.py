@@ -64,7 +64,7 @@ AGAIN = "the page shows several ways to write one folder, which must be new"
 LONG = "would take long"
 # Words of pages that are replaced: what is put there, None for nothing, and why.
 WORDS = {
-    "docs/guides/reward_hacking.md": {"MODEL": ("{tiny}", OWN)},
+    "docs/guides/reward_hacking.md": {"MODEL": ("{tiny}", OWN), "STEP": ("1", OWN)},
     "docs/guides/adapters.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/prompts.md": {"CONFIG": ("tiny.yaml", OWN)},
     "docs/guides/votes.md": {
