@@ -4,6 +4,7 @@
 """
 
 import errno
+import json
 import re
 import shlex
 import shutil
@@ -16,7 +17,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, copy_run
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, SD3Transformer2DModel
 from huggingface_hub import constants, errors
 
 from flowgrpo.cli import main
@@ -38,6 +39,20 @@ def trained(finished, patch):
 def no_checkpoints(finished, patch):
     trained(finished, patch)
     shutil.rmtree("runs/t/checkpoints")
+
+
+def old_checkpoint(finished, patch):
+    trained(finished, patch)
+    for file in Path("runs/t/checkpoints").glob("*/state.json"):
+        state = json.loads(file.read_text())
+        file.write_text(json.dumps({key: state[key] for key in ("step", "updates", "beta")}))
+
+
+def small_gpu(finished, patch):
+    def forward(*arguments, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    patch.setattr(SD3Transformer2DModel, "forward", forward)
 
 
 def exported(finished, patch):

@@ -52,7 +52,7 @@ COSTS: dict[str, tuple[int, ...]] = {
     "gdro": (240, 288, 24, 96),
 }
 
-GAINED = "reward gained on `shapes` in 1,000 model evaluations"
+GAINED = "reward gained on `shapes` in 1,000 model evaluations, by updates at fixed weights"
 GAINS: dict[str, tuple[float, float]] = {
     "flow_grpo": (0.0121, 0.0051),
     "flow_grpo_fast": (0.0395, 0.0093),

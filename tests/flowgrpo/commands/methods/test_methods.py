@@ -57,7 +57,10 @@ def test_a_preset_is_described(printed):
     assert "crd         a preset (flow models)\nsource      arXiv 2603.14128\n" in told
     assert "cost        rollout 240, update 864, decoded 24, trained edges 216, of one iteration\n" in told
     assert "published   num_inference_steps 10, groups 48, group_size 24, updates 2, learning_rate 0.0003" in told
-    assert "measured    0.023 ± 0.007 reward gained on `shapes` in 1,000 model evaluations\n" in told
+    assert (
+        "measured    0.023 ± 0.007 reward gained on `shapes` in 1,000 model evaluations, by updates at fixed weights\n"
+        in told
+    )
     assert "objective   {name: centred, beta: 1.0, adaptive_kl: 0.001, kl: {form: velocity, beta: 0.1}}\n" in told
     assert "            6. 1e-4 is added to the std; the port divides by max(std, 1e-6).\n" in told
     assert "not said: groups, group_size, updates, learning_rate\n" in printed("methods", "ram")
