@@ -108,10 +108,7 @@ class Reward:
         return torch.stack([self._score(seen, prompts, columns) for seen in self._seen(samples)]).mean(0)
 
     def features(self, samples: Samples, prompts: Sequence[str]) -> torch.Tensor:
-        """Return features (B, D) or scores (B,) float64, by the function's method `features` if it has one.
-
-        With `frames` they are means over the chosen frames of videos.
-        """
+        """Return features (B, D) by the function's method `features`, or else scores (B,); means over chosen `frames`."""
         import torch
 
         of = getattr(self.function, "features", self.function)
@@ -198,12 +195,16 @@ class Reward:
         from rewards.audio import join_samples
 
         self.to("cpu")  # where some load their weights
-        self._check_arguments({*columns, "soundtrack"}, f"the prompt {one_line(prompt)[:60]!r} has")
+        self.check_columns(prompt, columns)
         two = [sample, sample] if isinstance(sample, str) else join_samples([sample[None], sample.flip(-1)[None]])
         with _one_sentence(f"{self} failed on two synthetic samples", self.function):
             values = self(two, [prompt, prompt], {k: [v, v] for k, v in columns.items()})
         if values.isinf().any():
             raise RewardError(f"{self} returned NaN or infinity for a synthetic sample, not a float or None")
+
+    def check_columns(self, prompt: str, columns: Iterable[str]) -> None:
+        """Raise RewardError if the function needs a column that a prompt does not have, or takes no prompts."""
+        self._check_arguments({*columns, "soundtrack", "sampling_rate"}, f"the prompt {one_line(prompt)[:60]!r} has")
 
     def _check_arguments(self, columns: Container[str], have: str = "the prompts have") -> None:
         """Raise RewardError if the function does not take samples and prompts, or needs a column that is not there."""

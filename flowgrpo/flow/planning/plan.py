@@ -78,7 +78,9 @@ def _plan(config: Config) -> dict[str, Any]:
     eval_call, eval_branches = call_and_branches(config, config.eval.call, held_out[0].columns if held_out else columns)
     if call["num_inference_steps"] is None:
         raise InputError("model.call.num_inference_steps: this pipeline decides it while it runs, set it to plan")
-    rewards, _ = scorer.rewards(config.rewards, config.eval_rewards)
+    rewards, watched = scorer.rewards(config.rewards, config.eval_rewards)
+    scorer.check_columns(rewards, train_prompts)
+    scorer.check_columns([*rewards, *watched], held_out)
     early_stop.check_rewards(config, rewards)
     second_stage.check_rewards(config, rewards)
     stored_groups.check_model(config, stored_groups.load_source(config), call)

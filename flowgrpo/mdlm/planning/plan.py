@@ -74,13 +74,17 @@ def here(config: TextConfig) -> Iterator[TextConfig]:
 
 def _plan(config: TextConfig) -> dict[str, Any]:
     train, algorithm = config.train, config.algorithm
-    columns = [prompt.columns for prompt in prompts.load_split(config.prompts, "train")]
+    train_prompts = prompts.load_split(config.prompts, "train")
+    held_out = prompts.load_split(config.prompts, "eval")[: config.eval.prompts]
+    columns = [prompt.columns for prompt in train_prompts]
     check_solutions(algorithm.hints, columns)
     check_every_solution(algorithm.objective.solutions, columns)
-    second_stage.check_rewards(config, scorer.rewards(config.rewards, config.eval_rewards)[0])
+    rewards, watched = scorer.rewards(config.rewards, config.eval_rewards)
+    scorer.check_columns(rewards, train_prompts)
+    scorer.check_columns([*rewards, *watched], held_out)
+    second_stage.check_rewards(config, rewards)
     decoder = training_decoder(config)
     walk, cost = count_decoder_steps(decoder), predict_cost(config)
-    held_out = min(config.eval.prompts, len(prompts.load_split(config.prompts, "eval")))
     evaluation = count_decoder_steps(evaluation_decoder(config))
     samples = train.groups * train.group_size
     hinted, gains = algorithm.hints.name != "none", algorithm.credit.name == "step_gain"
@@ -116,9 +120,9 @@ def _plan(config: TextConfig) -> dict[str, Any]:
         "decoded": samples,
         "reward_calls": asked * len(config.rewards),
         "evaluation": {
-            "model_evaluations": held_out * evaluation.evaluations,
+            "model_evaluations": len(held_out) * evaluation.evaluations,
             "at_most": not evaluation.fixed,
-            "decoded": held_out,
+            "decoded": len(held_out),
         },
         "evaluation_branches": evaluation.branches,
         "memory": memory_estimate.memory_estimate(config),

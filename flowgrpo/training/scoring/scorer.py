@@ -310,6 +310,12 @@ def rewards(uses: Sequence[RewardUse], eval_uses: Sequence[RewardUse] = ()) -> t
     return loaded[0], loaded[1]
 
 
+def check_columns(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> None:
+    """Raise RewardError if a reward needs a column that the first prompt to which it applies does not have."""
+    for reward, prompt in pair_with_prompts(rewards, prompts):
+        reward.check_columns(prompt.text, prompt.columns)
+
+
 def pair_with_prompts(rewards: Sequence[Reward], prompts: Sequence[Prompt]) -> Iterator[tuple[Reward, Prompt]]:
     """Yield each reward with the first prompt that it applies to; skip rewards that apply to none."""
     for reward in rewards:

@@ -25,6 +25,18 @@ def test_what_cannot_be_cut_is_refused_with_the_words_of_a_run(workplace, monkey
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("config", ["tiny.yaml", "digits"])
+def test_a_column_that_a_reward_needs_is_missed_by_both(workplace, capsys, config):
+    (workplace / "judge.py").write_text("def judged(samples, prompts, answers):\n    return [0.0] * len(prompts)\n")
+    (workplace / "digits").write_text("{kind: mdlm, model: {path: digits}, rewards: [solved]}")
+    said = []
+    for command in ("train", "plan"):
+        assert main([command, config, "rewards=[./judge.py:judged]"]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0].startswith("flowgrpo: the reward 'judged' needs a column 'answers', the prompt ")
+    assert said[0] == said[1]
+
+
 def test_what_can_be_cut_is_planned(workplace, printed):
     assert "model evaluations" in printed("plan", "tiny.yaml", *FULL, "model.dtype=bfloat16")
 
