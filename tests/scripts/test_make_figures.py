@@ -30,5 +30,5 @@ def test_a_figure_is_what_the_script_draws(drawn, name):
 
 def test_a_tree_has_as_many_decoded_samples_as_its_plan(drawn):
     text = (drawn / "trees_kinds.svg").read_text()
-    # one of a chain and of a window, 9 lines of a brush, 8 leaves, one end and 9 twigs, 4 children, and the legend's
+    # chain, window, lines of two brushes, leaves of two branches, an end with 9 twigs, children, and the legend's
     assert text.count('class="decoded"') == 1 + 1 + 9 + 9 + 8 + 8 + 10 + 4 + 1
