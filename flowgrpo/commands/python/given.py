@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 from flowgrpo.errors import InputError
 from flowgrpo.schema.explain import section
 from flowgrpo.schema.sections import RunConfig
+from flowgrpo.training.planning.meta_networks import build_on_meta
 from rewards.base import nearest
 
 if TYPE_CHECKING:
@@ -130,31 +132,56 @@ def check_pipeline(pipeline: DiffusionPipeline) -> None:
     for name, part in modules.items():
         if any(isinstance(module, BaseTunerLayer) for module in part.modules()):
             raise InputError(f"pipeline: its {name} has adapters; call fuse_lora() and unload_lora_weights() first")
-    inner = (
-        (f"{name}.{place}".rstrip("."), module)
-        for name, part in modules.items()
-        for place, module in part.named_modules()
-    )
-    for place, thing in ((kind.__name__, pipeline), *inner):
-        if changed := _changed_code(thing):
-            raise InputError(
-                f"pipeline: {place} has {changed} of its own, which its folder would lose; change only weights, configs and "
-                "the scheduler's settings"
-            )
+    if change := next(_changes(pipeline, modules), None):
+        raise InputError(
+            f"pipeline: {change}, which its folder would lose; change only weights, configs and the scheduler's settings"
+        )
+
+
+def _changes(pipeline: DiffusionPipeline, modules: Mapping[str, torch.nn.Module]) -> Iterator[str]:
+    """Yield what a pipeline has that neither its weights nor its configs give back."""
+    shift = getattr(pipeline.scheduler, "shift", None)
+    if shift != (written := pipeline.scheduler.config.get("shift", shift)):
+        yield f"its scheduler has shift {shift}, and {written} in its config"
+    if changed := _changed_code(pipeline):
+        yield f"it has {changed} of its own"
+    for name, part in modules.items():
+        whole = getattr(part, "_orig_mod", part)  # of a compiled module
+        found = {f"{name}.{place}".rstrip("."): module for place, module in whole.named_modules()}
+        for place, module in found.items():
+            if changed := _changed_code(module):
+                yield f"{place} has {changed} of its own"
+        for place, made in _as_made(whole).named_modules():
+            if type(module := found.get(f"{name}.{place}".rstrip("."))) is not type(made):
+                yield f"{name}.{place} is a {type(module).__name__} in place of a {type(made).__name__}"
+
+
+def _as_made(network: torch.nn.Module) -> torch.nn.Module:
+    """Return a network on the meta device as its config gives it; the network itself if it is quantised."""
+    kind, settings = type(network), getattr(network, "config", None)
+    if settings is None or getattr(network, "hf_quantizer", None) is not None:
+        return network
+    if hasattr(kind, "from_config"):  # of diffusers
+        return build_on_meta(lambda: kind.from_config(settings), torch.float32)
+    return build_on_meta(lambda: kind(deepcopy(settings)), torch.float32)
 
 
 def _changed_code(thing: Any) -> str | None:
     """Return what replaces or hooks the code of a pipeline or module; None if it runs the code of its class."""
-    if any(hasattr(thing, mark) for mark in ("_orig_mod", "_hf_hook", "_diffusers_hook")):
-        return None  # compiled, or moved between devices
+    if hasattr(thing, "_hf_hook") or hasattr(thing, "_diffusers_hook"):
+        return None  # moved between devices
     for name, value in vars(thing).items():
         if callable(value) and not isinstance(value, torch.nn.Module) and callable(getattr(type(thing), name, None)):
             return f"a {name}"
     if not isinstance(thing, torch.nn.Module):
         return None
-    if (processor := getattr(thing, "processor", None)) and not type(processor).__module__.startswith("diffusers."):
+    if (processor := getattr(thing, "processor", None)) and not _is_library(type(processor)):
         return f"a processor {type(processor).__name__}"
-    return "a forward hook" if thing._forward_hooks else None
+    return next(("a forward hook" for hook in thing._forward_hooks.values() if not _is_library(hook)), None)
+
+
+def _is_library(code: Any) -> bool:
+    return getattr(code, "__module__", "").partition(".")[0] in ("torch", "diffusers", "transformers", "accelerate")
 
 
 def save_pipeline(pipeline: DiffusionPipeline, folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 import yaml
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from peft import LoraConfig
@@ -190,6 +191,7 @@ def kept_bias(folder):
 
 def test_a_changed_pipeline_is_what_the_run_trains(trainer, tmp_path):
     pipe = tiny.sd3()
+    pipe("a", **TINY["call"])  # transformers hooks its modules when they are called
     pipe.transformer.proj_out.bias.data.fill_(0.25)
     small = {
         "call": {"num_inference_steps": 4, "height": 16, "width": 16, "max_sequence_length": 8, "guidance_scale": 1.0}
@@ -268,6 +270,9 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
     patched, hooked, attending = tiny.sd3(), tiny.sd3(), tiny.sd3()
     patched.transformer.forward = lambda *_, **__: None
     hooked.vae.decoder.register_forward_hook(lambda *_: None)
+    replaced, shifted = tiny.sd3(), tiny.sd3()
+    replaced.vae.decoder.conv_act = torch.nn.Tanh()
+    shifted.scheduler.set_shift(12.0)
     attending.transformer.transformer_blocks[0].attn.processor = Attending()
     for arguments, sentence in [
         ({"rewards": [lambda images, prompts: [0.0] * len(prompts)]}, "^rewards: '<lambda>' has no name in a module"),
@@ -286,6 +291,8 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
         ({"pipeline": adapted}, "^pipeline: its transformer has adapters; call fuse_lora"),
         ({"pipeline": patched}, "^pipeline: transformer has a forward of its own, which its folder would lose; change"),
         ({"pipeline": hooked}, "^pipeline: vae.decoder has a forward hook of its own"),
+        ({"pipeline": replaced}, "^pipeline: vae.decoder.conv_act is a Tanh in place of a SiLU, which its"),
+        ({"pipeline": shifted}, "^pipeline: its scheduler has shift 12.0, and 3.0 in its config, which its"),
         ({"pipeline": attending}, "^pipeline: transformer.transformer_blocks.0.attn has a processor Attending of its own"),
         ({"pipeline": "shape"}, "did you mean 'shapes'"),
         ({"prompts": {"pick": {"by": "variance"}}}, "^prompts: the map has no 'train'"),
