@@ -112,7 +112,9 @@ def test_the_questions_count_the_pipelines_that_were_tried():
     tried = json.loads((ROOT / "flowgrpo/data/models.json").read_text())
     certified = sum(row["certified"] for row in tried)
     classes = f"{len({row['class'] for row in tried})} classes and their variants"
-    said = f"of {len(tried)} pipelines of diffusers that were tried ({classes}), {certified} pass the checks as they are,"
+    said = (
+        f"of {len(tried)} pipelines of diffusers that were tried ({classes}), {certified} pass the checks as they are,"
+    )
     assert f"{said} and {len(tried) - certified} are refused" in " ".join(
         (ROOT / "docs/start/questions.md").read_text().split()
     )

@@ -152,8 +152,12 @@ def _changes(pipeline: DiffusionPipeline, modules: Mapping[str, torch.nn.Module]
             if changed := _changed_code(module):
                 yield f"{place} has {changed} of its own"
         for place, made in _as_made(whole).named_modules():
-            if type(module := found.get(f"{name}.{place}".rstrip("."))) is not type(made):
-                yield f"{name}.{place} is a {type(module).__name__} in place of a {type(made).__name__}"
+            where = f"{name}.{place}".rstrip(".")
+            if type(module := found.get(where)) is not type(made):
+                yield f"{where} is a {type(module).__name__} in place of a {type(made).__name__}"
+            for key, value in vars(made).items():
+                if type(value) in (int, float) and (own := getattr(module, key, None)) != value:
+                    yield f"{where}.{key} is {own}, and {value} by its config"
 
 
 def _as_made(network: torch.nn.Module) -> torch.nn.Module:

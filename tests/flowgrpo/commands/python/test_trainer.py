@@ -270,7 +270,8 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
     patched, hooked, attending = tiny.sd3(), tiny.sd3(), tiny.sd3()
     patched.transformer.forward = lambda *_, **__: None
     hooked.vae.decoder.register_forward_hook(lambda *_: None)
-    replaced, shifted = tiny.sd3(), tiny.sd3()
+    replaced, rounded, shifted = tiny.sd3(), tiny.sd3(), tiny.sd3()
+    rounded.transformer.norm_out.norm.eps = 0.5
     replaced.vae.decoder.conv_act = torch.nn.Tanh()
     shifted.scheduler.set_shift(12.0)
     attending.transformer.transformer_blocks[0].attn.processor = Attending()
@@ -292,6 +293,7 @@ def test_what_is_wrong_is_said(trainer, tmp_path, monkeypatch):
         ({"pipeline": patched}, "^pipeline: transformer has a forward of its own, which its folder would lose; change"),
         ({"pipeline": hooked}, "^pipeline: vae.decoder has a forward hook of its own"),
         ({"pipeline": replaced}, "^pipeline: vae.decoder.conv_act is a Tanh in place of a SiLU, which its"),
+        ({"pipeline": rounded}, "^pipeline: transformer.norm_out.norm.eps is 0.5, and 1e-06 by its config, which its"),
         ({"pipeline": shifted}, "^pipeline: its scheduler has shift 12.0, and 3.0 in its config, which its"),
         ({"pipeline": attending}, "^pipeline: transformer.transformer_blocks.0.attn has a processor Attending of its own"),
         ({"pipeline": "shape"}, "did you mean 'shapes'"),
