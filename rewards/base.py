@@ -150,7 +150,7 @@ class Reward:
             if p.name in given:
                 raise RewardError(f"{self} calls an argument {p.name!r}, so no column can have that name")
         self._check_arguments(given)
-        with torch.no_grad(), preserve(str(self), self.function, calls=True):
+        with preserve(str(self), self.function, calls=True), torch.no_grad():
             returned = self.function(samples, list(prompts), **given)
             values = self._read_values(returned, len(prompts))  # a generator runs only here
             if len(values) != len(prompts):

@@ -54,8 +54,11 @@ Case = Mapping[str, Sequence[str]]  # from where to names of `CHANGES`
 
 
 def is_compared(name: str, where: str) -> bool:
-    """Tell whether a change is put back there; in calls the kinds of attention are left to the model."""
-    return where not in IN_CALLS or not name.startswith("the attention ")
+    """Tell whether a change is put back there with a warning.
+
+    In calls, the kinds of attention are left to the model, and there are no gradients.
+    """
+    return where not in IN_CALLS or not name.startswith(("the attention ", "torch's gradient"))
 
 
 def source(case: Case) -> str:
