@@ -71,8 +71,9 @@ def measured(run: Loop, warmups: Sequence[float]) -> dict[int, tuple[float, dict
 
     def rewards() -> list[float]:
         with preserve_random_state():
-            totals = metrics.totals_of(run.wing.eval_samples(), run.state.combination, run.state.rewards)
-        return totals.tolist()
+            scores = [sample.rewards for sample in run.wing.eval_samples()]
+        names = [reward.name for reward in run.state.rewards]
+        return metrics.totals_of(scores, run.state.combination, names).tolist()
 
     def evaluate() -> None:
         if run.state.done == 0:
