@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import inspect
 import math
-import re
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
@@ -24,7 +23,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewards.cards import BUILT_IN
+from rewards.cards import BUILT_IN, default_name
 from rewards.files import frames as frame_rules
 from rewards.memory import is_out_of_memory
 from rewards.process_state import module_of, preserve
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "flowgrpo.rewards"
 CONTRACT = "docs/reference/rewards.md"
-LONGEST = 500  # characters of an error message of a plug-in or a server
 
 
 class RewardError(ValueError):
@@ -174,7 +172,10 @@ class Reward:
     def to(self, device: torch.device | str) -> None:
         """Move the reward to a device if it has a method `to`."""
         if hasattr(self.function, "to"):
-            with _one_sentence(f"{self} could not move to {device}", self.function), preserve(str(self), self.function):
+            with (
+                _one_sentence(f"{self} could not load or move to {device}", self.function),
+                preserve(str(self), self.function),
+            ):
                 self.function.to(device)
 
     def _read_number(self, value: Any, i: int) -> float:
@@ -233,13 +234,8 @@ def describe_error(error: BaseException, plugin: Any) -> str:
 
 
 def one_line(words: str) -> str:
-    """Replace line breaks and control characters by spaces and cut after `LONGEST` characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:LONGEST]
-
-
-def default_name(use: str) -> str:
-    """Return the default name of a reward: the last part of `use`, without .py."""
-    return re.split("[:/]", use)[-1].removesuffix(".py")
+    """Replace line breaks and control characters by spaces and cut after 500 characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in words).split())[:500]
 
 
 def load(
@@ -267,7 +263,8 @@ def load(
         takes = inspect.signature(reward).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in takes.values()) and (odd := (options or {}).keys() - takes.keys()):
             raise RewardError(f"the reward {use!r} has no option {min(odd)!r}, {nearest(min(odd), takes)}")
-        with _one_sentence(f"the reward {use!r} could not be made", reward), preserve(f"the reward {use!r}", reward):
+        said = f"the reward {use!r} could not be made (options: {', '.join(options or ()) or 'none'})"
+        with _one_sentence(said, reward), preserve(f"the reward {use!r}", reward):
             reward = reward(**(options or {}))
     elif options:
         raise RewardError(f"the reward {use!r} is a function and takes no options, but got {', '.join(options)}")

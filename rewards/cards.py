@@ -1,4 +1,4 @@
-"""The built-in rewards: inputs, range, weights and licence."""
+"""The built-in rewards: inputs, range, weights and licence; and the name of a reward in metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of a number
+
+
+def default_name(use: str) -> str:
+    """Return the default name of a reward: the last part of `use`, without .py."""
+    return re.split("[:/]", use)[-1].removesuffix(".py")
 
 
 @dataclass(frozen=True)

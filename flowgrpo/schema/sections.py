@@ -14,7 +14,7 @@ from flowgrpo.schema.engine import Engine
 from flowgrpo.schema.saving import Checkpoint, Tracker, Trees
 from flowgrpo.schema.schedule import HalfLife, Pick, Schedule, Select
 from flowgrpo.schema.wings import AlgorithmSection, Drafted, ModelSection
-from rewards.base import default_name
+from rewards.cards import default_name
 from rewards.files import frames
 
 AUTO = "auto"  # a number that is probed when the run starts

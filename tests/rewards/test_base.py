@@ -107,7 +107,7 @@ def test_an_installed_package_offers_a_reward_by_its_entry_point(mine, monkeypat
     ("./mine.py:redness", {"scale": 1}, "is a function and takes no options"),
     ("./mine.py:Scaled", {"size": 1}, "the reward './mine.py:Scaled' has no option 'size', choose one of scale"),
         ("mine", {}, "there is no reward 'mine', did you mean './mine.py'"),
-    ("./mine.py:Picky", {}, "could not be made: OSError: no weights at mine.py:14$"),
+    ("./mine.py:Picky", {}, "could not be made \\(options: none\\): OSError: no weights at mine.py:14$"),
 ])  # fmt: skip
 def test_what_cannot_be_found_is_explained(mine, use, options, said):
     with pytest.raises(RewardError, match=said):
@@ -166,7 +166,7 @@ def test_a_class_that_loads_its_weights_in_to_has_them_before_it_is_tried(mine):
     )
     rewards.load("./late.py", options={"path": "mine"}).check(torch.rand(3, 8, 8), "a", {})
     with pytest.raises(
-        RewardError, match=r"the reward 'late' could not move to cpu: KeyError: 'nowhere' at late.py:5$"
+        RewardError, match=r"the reward 'late' could not load or move to cpu: KeyError: 'nowhere' at late.py:5$"
     ):
         rewards.load("./late.py", options={"path": "nowhere"}).check(torch.rand(3, 8, 8), "a", {})
 

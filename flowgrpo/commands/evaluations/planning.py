@@ -21,7 +21,7 @@ from flowgrpo.schema.sections import RewardUse
 from flowgrpo.schema.validation import checked
 from flowgrpo.training.run import run_folder
 from flowgrpo.training.run.run_files import read_manifest
-from rewards.base import default_name
+from rewards.cards import default_name
 
 STRIDE = 100_000  # between the seeds of a prompt's samples; the first sample of prompt i has seed i, as in training
 

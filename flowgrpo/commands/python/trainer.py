@@ -31,8 +31,8 @@ from flowgrpo.training.advantages.reward_combination import Combination
 from flowgrpo.training.checkpoints import checkpoint
 from flowgrpo.training.reports.metrics import totals_of
 from flowgrpo.training.run import run_folder
-from rewards.base import default_name
 from rewards.base import find as find_reward
+from rewards.cards import default_name
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

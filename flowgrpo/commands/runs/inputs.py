@@ -14,7 +14,7 @@ from flowgrpo.commands.scores.code import code_of
 from flowgrpo.data import config_paths, corpora, tables
 from flowgrpo.schema.sections import RunConfig
 from flowgrpo.training.run.run_folder import replace_text
-from rewards.base import default_name
+from rewards.cards import default_name
 
 FOLDER, LIST = "inputs", "files.jsonl"
 LARGEST = 16 << 20  # bytes of a file that is copied

@@ -41,7 +41,8 @@ from flowgrpo.training.run.run_data import RunData
 from flowgrpo.training.run.stop_reasons import DiskFull, Finished, Lost, RanOutOfMemory, Stopped
 from flowgrpo.training.scoring import scorer
 from flowgrpo.training.weights import lora_adapters, optimizers
-from rewards.base import default_name, matches, nearest
+from rewards.base import matches, nearest
+from rewards.cards import default_name
 
 if TYPE_CHECKING:
     from flowgrpo.commands.inspect import gallery

@@ -27,7 +27,7 @@ from flowgrpo.mdlm.decoding.decode import Decoder, Rollout, decode
 from flowgrpo.mdlm.decoding.decoders import DECODERS, build
 from flowgrpo.mdlm.decoding.network.predictor import MaskPredictor
 from flowgrpo.mdlm.methods.likelihoods.answers import in_scope
-from flowgrpo.mdlm.models.load import load_positions, load_predictor, load_tokenizer
+from flowgrpo.mdlm.models.load import check_weights, load_positions, load_predictor, load_tokenizer
 from flowgrpo.mdlm.policy import check_tokenizer, padded, tokenised
 from flowgrpo.training.run.run_folder import check_writable
 from rewards.compute import default_device
@@ -120,6 +120,7 @@ def teach(
     build(decoder, length, 0)  # raises for a wrong decoder before the model is loaded
     order = [texts[i] for i in noise.generator(seed, "trace_lock", "held out").permutation(len(texts))]
     held_out = max(len(order) // HELD_OUT, 1)
+    check_weights(model, variant)
     tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     check_tokenizer(tokenizer, chat, "--chat")
     positions = load_positions(model, trust_remote_code=trust_remote_code)

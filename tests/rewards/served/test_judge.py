@@ -127,7 +127,7 @@ def test_questions_are_under_way_together():
     ({"method": "guidd"}, "method: there is no 'guidd', did you mean 'guided'"),
     ({"scale": [0, 10]}, "'1' begins '10'; take guided"), ({"scale": [3, 3]}, "has no two different values"),
     ({"tries": 0}, "tries and concurrency must be at least 1, not 0 and 8"),
-    ({"methd": "text"}, "could not be made: TypeError: .*methd"),
+    ({"methd": "text"}, "could not be made \\(options: .*\\): TypeError: .*methd"),
     ({"endpoint": "localhost:8000"}, "'localhost:8000' is not an address"),
 ])  # fmt: skip
 def test_an_option_that_does_not_fit_is_refused(options, said):

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import yaml
+from cases import cases
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from peft import LoraConfig
 from runs import metrics
@@ -77,15 +78,19 @@ def measured(lines):
     return [{key: x for key, x in line.items() if not key.startswith(("time/", "memory/"))} for line in lines]
 
 
-def test_it_trains_the_demo_to_the_numbers_of_the_command(tmp_path, monkeypatch):
+DEMO = Path(__file__).parents[4] / "configs" / "shapes.yaml"
+
+
+@pytest.mark.parametrize("groups", cases([12, 2], [2]))
+def test_it_trains_the_demo_to_the_numbers_of_the_command(tmp_path, monkeypatch, groups):
     monkeypatch.chdir(tmp_path)
-    file = Path(__file__).parents[4] / "configs" / "shapes.yaml"
-    four = {"train.iterations": 4, "eval.every": 4, "eval.prompts": 8}
-    demo = yaml.safe_load(file.read_text())
-    demo["train"]["iterations"], demo["eval"] = 4, {**demo["eval"], "every": 4, "prompts": 8}
-    door = flowgrpo.Trainer(demo["model"].pop("path"), preset=demo.pop("algorithm")["preset"], **demo)
+    written = yaml.safe_load(DEMO.read_text())
+    written["train"] |= {"iterations": 4, "groups": groups}
+    written["eval"] |= {"every": 4, "prompts": 8}
+    changes = [f"{section}.{key}={value}" for section in ("train", "eval") for key, value in written[section].items()]
+    door = flowgrpo.Trainer(written["model"].pop("path"), preset=written.pop("algorithm")["preset"], **written)
     lines = door.train()
-    assert main(["train", str(file), "run.name=command", *(f"{key}={value}" for key, value in four.items())]) == 0
+    assert main(["train", str(DEMO), "run.name=command", *changes]) == 0
     for phase in ("train", "eval"):
         ours = [line for line in lines if line["phase"] == phase]
         assert measured(ours) == measured(metrics(tmp_path / "runs" / "command", phase)) != []
