@@ -122,6 +122,9 @@ def plan(
 ) -> None:
     """Show the tree, the batch, the model evaluations and the memory of a run, without any training."""
     is_run = path.is_dir() and (path / "config.yaml").is_file()
+    in_folder = path.parent.name and path.parent.is_dir() and not path.suffix
+    if in_folder and not path.exists() and (near := run_folders.similar(path)):
+        raise InputError(f"{path}: there is no such config or run, did you mean {near[0]!r}?")
     settings = None if is_run else config.load(path, overrides or [])  # refused before anything heavy is imported
     from flowgrpo.commands.runs import plan as command
 
@@ -253,7 +256,8 @@ def doctor(
     if sampling.is_config(target):
         settings = config.load(target, overrides or [])
     else:
-        settings = config.apply_override(KINDS[detect_kind(target)].doctor.defaults(target), overrides or [])
+        kind = KINDS[detect_kind(target, config.similar(Path(target)))]
+        settings = config.apply_override(kind.doctor.defaults(target), overrides or [])
     if spectrum is not None and settings.kind != "flow":
         raise InputError(f"--spectrum: {settings.kind} has no noisy steps to measure, leave it out")
     budget = {} if spectrum is None else {"evaluations": spectrum}

@@ -144,6 +144,13 @@ def _set(written: dict[str, Any], key: str, value: Any) -> None:
     at[last] = value
 
 
+def similar(path: Path) -> list[str]:
+    """Return the config beside a path, or built in, that has the most similar name; [] if none is similar."""
+    files = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
+    by_name = {**{name: name for name in configs.names()}, **{file.name: str(file) for file in files}}
+    return [by_name[name] for name in get_close_matches(path.name, by_name, 1)]
+
+
 def _similar_file(path: Path) -> str:
     if not path.suffix:
         files = [file for file in (Path(f"{path}.yaml"), Path("configs", f"{path}.yaml")) if file.is_file()]

@@ -316,9 +316,9 @@ def find(use: str) -> Any:
 def _only_reward(use: str, module: Any) -> Any:
     """Return the only object of a module that looks like a reward; raise RewardError if there are none or several."""
     rewards = [name for name in _names(module) if _looks_like_reward(getattr(module, name))]
-    if len(rewards) == 1:
-        return getattr(module, rewards[0])
     names = rewards or _names(module)
+    if len(names) == 1:
+        return getattr(module, names[0])
     has = f"it has {', '.join(names)}" if names else "but it has no function or class"
     raise RewardError(f"the reward {use!r}: say which of its names, {use}:{names[0] if names else 'NAME'}; {has}")
 

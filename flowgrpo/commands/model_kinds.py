@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import run_folders, tables
+from flowgrpo.data import tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
@@ -66,15 +67,18 @@ def load_engines(settings: RunConfig) -> Any:
     return import_module(KINDS[settings.kind].engines)
 
 
-def detect_kind(path: str) -> str:
-    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id; raise InputError for others."""
+def detect_kind(path: str, others: Iterable[str] = ()) -> str:
+    """Return `flow` or `mdlm` for a built-in model, a model folder or a hub id.
+
+    Raises InputError for something else, with the nearest of these and `others`.
+    """
     if path in EMBEDDED:
         return EMBEDDED[path].kind
     folder_files.refuse_file(path)
     if Path(path).is_dir():
         return _kind_of_folder(Path(path))
     if not re.fullmatch(HUB_ID, path):
-        near = nearest(path, [*EMBEDDED, *run_folders.similar(Path(path))])
+        near = nearest(path, [*EMBEDDED, *others])
         raise InputError(f"model.path: there is no folder {path!r} and no built-in model of that name, {near}")
     from transformers.utils import cached_file
 

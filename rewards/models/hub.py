@@ -94,7 +94,7 @@ def explain_failure(error: BaseException, name: str, instead: str, dataset: bool
     folder = Path(name).parent
     beside = [path.name for path in folder.iterdir()] if "/" in name and folder.is_dir() else []
     if close := get_close_matches(Path(name).name, beside, 1):
-        return f"is not in the folder {folder}, did you mean {close[0]!r}?"
+        return f"is not in the folder {folder}, did you mean {str(folder / close[0])!r}?"
     if has(errors.RepositoryNotFoundError):
         return "is not at the model hub, or is private: check the name, or log in with `hf auth login` or set HF_TOKEN"
     cause = "HF_HUB_OFFLINE is set" if (*_given, constants.HF_HUB_OFFLINE)[0] else "it cannot be reached"

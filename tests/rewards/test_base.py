@@ -202,3 +202,10 @@ def test_what_a_generator_raises_is_its_own_error():
 ])  # fmt: skip
 def test_the_nearest_choice_contains_or_resembles_a_word(word, end):
     assert nearest(word, ["vgpo", "flow_grpo", "mc_grpo"]) == end
+
+
+def test_the_only_function_of_a_file_is_taken_for_its_reward(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.py").write_text("def bright(images):\n    return images.mean((1, 2, 3))\n")
+    with pytest.raises(RewardError, match="^the reward 'one' must take two arguments, samples and prompts, not 1"):
+        rewards.load("./one.py").check(torch.zeros(3, 4, 4), "a", {})

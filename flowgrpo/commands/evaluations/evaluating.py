@@ -148,7 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_missing(words: Sequence[str]) -> None:
     """Raise InputError if a word names no built-in model or config and no folder that exists, and can be no hub id."""
-    from flowgrpo.commands.model_kinds import detect_kind
+    from flowgrpo.commands.evaluations.targets import kind_of
 
     for word in words:
         folder = Path(word)
@@ -157,7 +157,7 @@ def _refuse_missing(words: Sequence[str]) -> None:
         if word.count("/") > 1 or ("/" in word and folder.parent.is_dir()):
             raise InputError(f"{word}: there is no such folder{run_folders.hint(folder, ASKED, run_folders.CONFIG)}")
         if "/" not in word:
-            detect_kind(word)  # raises, unless it is a built-in model
+            kind_of(word)  # raises, unless it is a built-in model
 
 
 def _report(results: Sequence[Results], form: str, page: Path, notes: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from flowgrpo import config
 from flowgrpo.commands.evaluations.results import is_evaluation
 from flowgrpo.commands.model_kinds import KINDS, detect_kind
 from flowgrpo.commands.samples.sampling import is_config
-from flowgrpo.data import configs
+from flowgrpo.data import configs, run_folders
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
@@ -68,6 +68,11 @@ def _digest(places: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+def kind_of(word: str) -> str:
+    """Return the kind of a model; raise InputError if there is none, with the nearest model, run or config."""
+    return detect_kind(word, [*run_folders.similar(Path(word)), *config.similar(Path(word))])
+
+
 def find_target(word: str, overrides: Sequence[str], step: int | None) -> Target:
     """Return what a word names; overrides are keys of its config. Raise InputError if there is no such thing."""
     folder = Path(word)
@@ -83,5 +88,5 @@ def find_target(word: str, overrides: Sequence[str], step: int | None) -> Target
         raise InputError(f"--step: it is a run's, and {word} is none")
     if is_config(word):
         return Target(name=configs.place_of(word).stem, settings=config.load(word, overrides))
-    settings = config.apply_override(KINDS[detect_kind(word)].doctor.defaults(word), overrides)
+    settings = config.apply_override(KINDS[kind_of(word)].doctor.defaults(word), overrides)
     return Target(name=folder.resolve().name, settings=settings)

@@ -83,8 +83,8 @@ def check(settings: RunConfig) -> None:
     for key, (before, now) in found.items():
         others = f" (and {counted(len(found) - 1, 'other key')})" if len(found) > 1 else ""
         raise InputError(
-            f"run.resume: {key} was {before!r} in {folder} and is {now!r} now{others}; a resumed run cannot change it, "
-            f"so take another run.name for a new run, or go on with: flowgrpo train {folder / run_folder.CONFIG} "
+            f"run.resume: {key} was {_word(before)} in {folder} and is {_word(now)} now{others}; a resumed run cannot "
+            f"change it, so take another run.name for a new run, or go on with: flowgrpo train {folder / run_folder.CONFIG} "
             "run.resume=true"
         )
     gallery.check_readable(folder)
@@ -107,9 +107,20 @@ def changes(settings: RunConfig) -> dict[str, tuple[Any, Any]]:
         if before.get(key) != now.get(key) and places_before.get(key) != places_now.get(key)
         if not key.startswith(MAY_DIFFER)
     }
+    for some, others in ((before, now), (now, before)):  # a section that one of them lacks stands for its keys
+        for section in [key for key, value in some.items() if value is None]:
+            start = f"{section}."
+            if inner := {key.removeprefix(start): others[key] for key in found if key.startswith(start)}:
+                found = {key: values for key, values in found.items() if not key.startswith(start)}
+                found[section] = (None, inner) if some is before else (inner, None)
+    found = dict(sorted(found.items()))
     if PRESET in found:
         found = {key: values for key, values in found.items() if key == PRESET or not key.startswith("algorithm.")}
     return found
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else repr(value)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -186,12 +186,15 @@ def _train(settings: RunConfig, source: Path | None, display: progress.Display, 
         run_folder.replace_text(folder / "config.yaml", config.dump(settings))
         environment = {**report.environment(accelerator), "folder": str(Path.cwd())}
         run_folder.replace_text(folder / "environment.json", json.dumps(environment, indent=1) + "\n")
-        for sentence in inputs.keep(folder, settings, source):
-            trainer.state.report.warn(sentence)
+        changed = inputs.keep(folder, settings, source)
     accelerator.wait_for_everyone()
     trainer.state.weights.begun = {}  # saved in that file
     if settings.run.resume:
         trainer.checkpoints.resume()
+    if accelerator.is_main_process and changed:
+        with trainer.state.report:  # whose log they go to
+            for sentence in changed:
+                trainer.state.report.warn(sentence)
     try:
         trackers.start(accelerator, settings, folder, trainer.state.done)
         trainer.run()

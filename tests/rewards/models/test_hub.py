@@ -93,7 +93,7 @@ def test_a_mistyped_folder_is_no_hub_id(tmp_path, monkeypatch):
     for name in ("redder", "bluer"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     said = hub.explain_failure(ConnectionError("no"), "runs/reder", "set model.path to a folder")
-    assert said == "is not in the folder runs, did you mean 'redder'?"
+    assert said == "is not in the folder runs, did you mean 'runs/redder'?"
     assert "cannot be reached" in hub.explain_failure(ConnectionError("no"), "runs/llada", "set model.path to a folder")
 
 

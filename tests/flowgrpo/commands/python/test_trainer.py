@@ -226,7 +226,9 @@ def test_a_reward_that_changed_before_a_resume_is_told(trainer, monkeypatch, cap
     blue = types.FunctionType(blueness.__code__, globals(), "redness")
     monkeypatch.setitem(globals(), "redness", blue)
     trainer(**{**given, "rewards": [blue]}, run={"resume": True}).train()
-    assert f"rewards.0.use: {__name__}:redness has changed since the run began" in caplog.text
+    said = f"rewards.0.use: {__name__}:redness has changed since the run began"
+    assert said in caplog.text
+    assert said in Path("runs/red/log.txt").read_text()
 
 
 def test_an_edited_reward_scores_again(trainer, monkeypatch):

@@ -179,3 +179,11 @@ def test_a_language_model_is_priced(workplace, printed):
 )
 def test_machines_that_are_none_are_refused(workplace, refused, options, said):
     assert said in " ".join(refused("plan", "tiny.yaml", *options).split())
+
+
+def test_a_misspelt_run_or_config_is_answered_with_the_nearest(workplace, refused):
+    (workplace / "runs" / "redder").mkdir(parents=True)
+    (workplace / "runs" / "redder" / "config.yaml").touch()
+    assert refused("plan", "runs/reder") == "runs/reder: there is no such config or run, did you mean 'runs/redder'?"
+    assert refused("doctor", "tiny.ymal").endswith("no built-in model of that name, did you mean 'tiny.yaml'?")
+    assert refused("doctor", "flux1-24g").endswith("no built-in model of that name, did you mean 'flux1-24gb'?")
