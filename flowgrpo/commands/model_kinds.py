@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.data import tables
+from flowgrpo import config
+from flowgrpo.data import run_folders, tables
 from flowgrpo.data.embedded import EMBEDDED
 from flowgrpo.errors import InputError
 from flowgrpo.schema.imports.lazy import lazy
@@ -89,6 +90,11 @@ def detect_kind(path: str, others: Iterable[str] = ()) -> str:
             cached_file(path, "config.json")  # raises for a repository without a model
             return "mdlm"
         return _kind_of_pipeline(Path(index))
+
+
+def kind_of(word: str) -> str:
+    """Return the kind of a model; raise InputError if there is none, with the nearest model, run or config."""
+    return detect_kind(word, [*run_folders.similar(Path(word)), *config.similar(Path(word))])
 
 
 def _kind_of_folder(folder: Path) -> str:

@@ -148,7 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _refuse_missing(words: Sequence[str]) -> None:
     """Raise InputError if a word names no built-in model or config and no folder that exists, and can be no hub id."""
-    from flowgrpo.commands.evaluations.targets import kind_of
+    from flowgrpo.commands.model_kinds import kind_of
 
     for word in words:
         folder = Path(word)

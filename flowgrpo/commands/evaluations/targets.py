@@ -11,9 +11,9 @@ from typing import Any
 
 from flowgrpo import config
 from flowgrpo.commands.evaluations.results import is_evaluation
-from flowgrpo.commands.model_kinds import KINDS, detect_kind
+from flowgrpo.commands.model_kinds import KINDS, kind_of
 from flowgrpo.commands.samples.sampling import is_config
-from flowgrpo.data import configs, run_folders
+from flowgrpo.data import configs
 from flowgrpo.data.prompts import Row
 from flowgrpo.errors import InputError
 from flowgrpo.schema.sections import RunConfig
@@ -66,11 +66,6 @@ def _digest(places: Sequence[Path]) -> str:
                 stat = file.stat()
                 digest.update(json.dumps([file.name, stat.st_size, stat.st_mtime_ns]).encode())
     return digest.hexdigest()[:16]
-
-
-def kind_of(word: str) -> str:
-    """Return the kind of a model; raise InputError if there is none, with the nearest model, run or config."""
-    return detect_kind(word, [*run_folders.similar(Path(word)), *config.similar(Path(word))])
 
 
 def find_target(word: str, overrides: Sequence[str], step: int | None) -> Target:
