@@ -38,7 +38,7 @@ def check_sections(sections: Mapping[str, Any], kind: type[RunConfig]) -> None:
 
 
 def check_given_once(given: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-    """Raise InputError if an argument that is the config's key `given` to it, `run.name` say, is in its section, too."""
+    """Raise InputError if a section has a key that is an argument, too; `given` has the arguments by their dotted keys."""
     for place, value in given.items():
         section, _, key = place.partition(".")
         if value is not None and key in sections.get(section, {}):
